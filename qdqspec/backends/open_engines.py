@@ -129,8 +129,6 @@ class Engines(Closing):
 
 # ---- memory ----------------------------------------------------------------------------------------
 
-SHARE = 0.9  # share of available memory for engines; inputs, outputs and growth during runs need the rest
-
 HasMemory: TypeAlias = Callable[[Sequence[Engine], int], bool]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -144,10 +142,28 @@ class MemoryShortError(Exception):
     """Memory is not sufficient for all engines at once. No placement is at fault."""
 
 
-def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
-    """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown."""
-    if not _has_device_memory(engines, more):
-        return False
+def has_memory(
+    engines: Sequence[Engine],
+    more: int,
+    *,
+    proc: Path = _PROC,
+    groups: Path = _GROUPS,
+    share: float = 0.9,
+) -> bool:
+    """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown.
+
+    ``share`` is the part of available memory that engines may take: inputs, outputs and growth during runs need the
+    rest, and with too large a part an engine fails in the middle of a comparison.
+    """
+    on_devices: list[tuple[int, int]] = []  # bytes held there, and free
+    for engine in engines:
+        with contextlib.suppress(QdqspecError):  # an engine that fails here fails again when it is timed
+            reported = getattr(engine, "device_memory", lambda: None)()
+            on_devices += [] if reported is None else [reported]
+    if on_devices:
+        largest, free = max(held for held, _ in on_devices), min(left for _, left in on_devices)
+        if more * largest > share * free:
+            return False
     files = [proc / str(getattr(engine, "pid", 0)) / "status" for engine in engines]
     held = [_numbers(file, "RssAnon", "VmHWM") for file in files]
     sizes = [(status["RssAnon"], status["VmHWM"]) for status in held if len(status) == 2]
@@ -156,17 +172,7 @@ def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, grou
         return True
     stays = max(size for size, _ in sizes)
     while_built = max(peak - size for size, peak in sizes)
-    return more * stays + while_built <= SHARE * left
-
-
-def _has_device_memory(engines: Sequence[Engine], more: int) -> bool:
-    """The same for the memory of a GPU, which the engines themselves report."""
-    known: list[tuple[int, int]] = []
-    for engine in engines:
-        with contextlib.suppress(QdqspecError):  # an engine that fails here fails again when it is timed
-            reported = getattr(engine, "device_memory", lambda: None)()
-            known += [] if reported is None else [reported]
-    return not known or more * max(held for held, _ in known) <= SHARE * min(free for _, free in known)
+    return more * stays + while_built <= share * left
 
 
 def is_memory_error(error: QdqspecError) -> bool:
@@ -175,25 +181,24 @@ def is_memory_error(error: QdqspecError) -> bool:
 
 
 def bytes_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Memory that processes can still allocate, by the machine and by control groups; ``None`` if unknown."""
-    available = _numbers(proc / "meminfo", "MemAvailable").get("MemAvailable")
-    return None if available is None else min([available, *_left_in_groups(proc, groups)])
+    """Memory that processes can still allocate, by the machine and by control groups; ``None`` if unknown.
 
-
-def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """The memory left in each control group of this process and its parent groups.
-
-    Cached file pages count as used in a group, but can be reclaimed.
+    A control group limits its parent groups' processes too. Cached file pages count as used in a group, but can be
+    reclaimed.
     """
-    for line in _lines(proc / "self" / "cgroup"):
-        if line.startswith("0::"):
-            inside = Path(line[3:].lstrip("/"))  # missing if a container sees its own group as the root
-            for folder in (groups / each for each in (inside, *inside.parents)):
-                with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
-                    files = (folder / name for name in ("memory.max", "memory.current"))
-                    most, used = (int(file.read_text(encoding="ascii")) for file in files)
-                    cached = _numbers(folder / "memory.stat", "inactive_file").get("inactive_file", 0)
-                    yield most - used + cached
+    available = _numbers(proc / "meminfo", "MemAvailable").get("MemAvailable")
+    if available is None:
+        return None
+    left = [available]
+    own = [line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")]
+    # missing if a container sees its own group as the root
+    for folder in (groups / each for name in own for each in (Path(name), *Path(name).parents)):
+        with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
+            files = (folder / name for name in ("memory.max", "memory.current"))
+            most, used = (int(file.read_text(encoding="ascii")) for file in files)
+            cached = _numbers(folder / "memory.stat", "inactive_file").get("inactive_file", 0)
+            left.append(most - used + cached)
+    return min(left)
 
 
 def _numbers(file: Path, *names: str) -> dict[str, int]:

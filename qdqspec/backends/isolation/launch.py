@@ -234,9 +234,14 @@ def open_launcher(
 ) -> Zygote | Interpreters:
     """The fast launcher if requested and safe, else the plain one. It belongs to the caller until `give_back`."""
     if fork:
-        idle = _idle_zygote(_circumstances(backend)) if interpreter is None else None
+        with _IDLE_LOCK:
+            wanted = _circumstances(backend) if interpreter is None else None
+            idle = [each for each in _IDLE if each.circumstances == wanted and each.is_running]
+            if idle:
+                _IDLE.remove(idle[-1])
+                return idle[-1]
         with contextlib.suppress(NotForkableError):
-            return idle or Zygote(backend, interpreter)
+            return Zygote(backend, interpreter)
     return Interpreters(backend, interpreter)
 
 
@@ -262,15 +267,6 @@ def close_idle(but: int = 0) -> None:
 
 _IDLE: list[Zygote] = []  # the one that was given back last is the last
 _IDLE_LOCK = threading.Lock()
-
-
-def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
-    """An idle zygote that was started under these circumstances."""
-    with _IDLE_LOCK:
-        fitting = [each for each in _IDLE if each.circumstances == circumstances and each.is_running]
-        if fitting:
-            _IDLE.remove(fitting[-1])
-    return fitting[-1] if fitting else None
 
 
 def _circumstances(backend: str) -> tuple[object, ...]:

@@ -108,7 +108,7 @@ _UNKNOWN = (
     "off the model"
 )
 # Text contained in a message, and the remedy.
-_CURES = {
+CURES = {
     "is not a registered function/op": _UNKNOWN,
     "No Op registered for": _UNKNOWN,
     "Unsupported model IR version": "save the model with an older IR version, or update onnxruntime",
@@ -127,18 +127,13 @@ def plainly(error: Exception) -> str:
     return text[:_LONGEST].strip() or type(error).__name__
 
 
-def cure_for(text: str) -> str | None:
-    """The remedy for an error, if known."""
-    return next((cure for sign, cure in _CURES.items() if sign in text), None)
-
-
 _OPTIMIZER = (
     "ONNX Runtime's optimizer breaks the model, which runs without it (--backend-option onnxruntime.optimization=off): "
     "leave the nodes around the one that fails in float, or report it to ONNX Runtime"
 )
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_refusals = _engine.refusals_of(plainly, cure_for)
+_refusals = _engine.refusals_of(plainly, CURES)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
@@ -178,8 +173,13 @@ class OnnxRuntime:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""
+        try:
+            version = tuple(int(part) for part in _installed_version().split(".")[:2])
+        except ImportError:  # without the package the table of operators is still shown
+            version = (0, 0)
+        blocked = (*ops.BLOCKED_4, *(ops.BLOCKED_8 if version >= ops.BLOCKED_8_SINCE else ()))
         return replace(
-            ops.capabilities(_blocked_formats()),
+            ops.capabilities(blocked),
             reduce_range=ops.overflows(_cpu.detect()),
             rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.ops:copies_read_in_bodies"},
             enforces_output_shapes=True,  # if it is given the memory of the outputs
@@ -216,21 +216,15 @@ class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Ar
             with _refusals(_engine.cannot_run(feeds), self.model):
                 values = session.run(self._outputs, dict(feeds))
         except BackendError as error:
-            if error.cure == _engine.CHECK_INPUTS and self._runs_as_defined(feeds):
-                raise BackendError(error.what, where=self.model, cure=_OPTIMIZER) from None
-            raise
+            if error.cure != _engine.CHECK_INPUTS:
+                raise
+            extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
+            with suppress(BackendError), _refusals("", self.model):
+                plain = open_session(self.model, replace(self._options, extra=extra))
+                plain.run(self._outputs, dict(feeds))
+                error = BackendError(error.what, where=self.model, cure=_OPTIMIZER)
+            raise error from None
         return dict(zip(self._outputs, values, strict=True))
-
-    def _runs_as_defined(self, feeds: Mapping[str, Array]) -> bool:
-        """Whether the model runs on these inputs without optimization."""
-        extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
-        try:
-            session = open_session(self.model, replace(self._options, extra=extra))
-            with _refusals("", self.model):
-                session.run(self._outputs, dict(feeds))
-        except BackendError:
-            return False
-        return True
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""
@@ -264,15 +258,6 @@ class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Ar
         return layer_times(kernels, origins, events, runs=runs, total_ms=total_ms)
 
 
-def _blocked_formats() -> tuple[str, ...]:
-    """The formats of weights in blocks that the installed version has kernels for."""
-    try:
-        version = tuple(int(part) for part in _installed_version().split(".")[:2])
-    except ImportError:  # without the package the table of operators is still shown
-        return ops.BLOCKED_4
-    return (*ops.BLOCKED_4, *(ops.BLOCKED_8 if version >= ops.BLOCKED_8_SINCE else ()))
-
-
 def _installed_version() -> str:
     """The version of the package that provides ``onnxruntime``: builds for other hardware have other names."""
     for package in _PACKAGES:
@@ -298,22 +283,6 @@ def open_session(
     """
     ort = _engine.import_library("onnxruntime", _INSTALL)
     _engine.require_file(model)
-    settings = _session_options(options)
-    if optimized is not None:
-        settings.optimized_model_filepath = str(optimized)
-        external = "session.optimized_model_external_initializers_"
-        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
-        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
-    if profile is not None:
-        settings.enable_profiling = True
-        settings.profile_file_prefix = str(profile)
-    with _refusals(failure, model, cure=None):
-        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
-
-
-def _session_options(options: BuildOptions) -> ort.SessionOptions:
-    import onnxruntime as ort
-
     words = OPTIONS.of(options.extra)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
@@ -334,7 +303,16 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
                 where=library,
                 cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
             ) from None
-    return settings
+    if optimized is not None:
+        settings.optimized_model_filepath = str(optimized)
+        external = "session.optimized_model_external_initializers_"
+        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
+        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
+    if profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(profile)
+    with _refusals(failure, model, cure=None):
+        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
 backend = OnnxRuntime

@@ -127,27 +127,23 @@ def _measured() -> bool | None:
     try:
         import onnxruntime as ort
 
+        weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
+        graph = helper.make_graph(
+            [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
+            "product",
+            [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
+            [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
+            [weights],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors reach the caller as exceptions
-        session = ort.InferenceSession(_product(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         (sums,) = session.run(None, {"a": np.full((_ROWS, _DEPTH), _ACTIVATION, np.uint8)})
     except Exception:  # noqa: BLE001 - a broken wheel raises anything; `probe` reports it
         return None
     return bool((np.asarray(sums) != _ACTIVATION * _WEIGHT * _DEPTH).any())
-
-
-def _product() -> bytes:
-    weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
-        "product",
-        [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
-        [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return bytes(model.SerializeToString())
 
 
 # ---- the placement rule ----------------------------------------------------------------------------

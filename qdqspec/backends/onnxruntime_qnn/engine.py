@@ -34,7 +34,6 @@ from qdqspec.backends._engine import (
     cannot_run,
     check_names,
     import_library,
-    one_line,
     refusals_of,
 )
 from qdqspec.backends._source import PAIRS, Source, read_given
@@ -99,15 +98,6 @@ PLUGIN = "QNNExecutionProvider"
 _opened: list[int] = []  # the architecture of this process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A session, its kernels on the NPU, and names and types of the nodes that stay on the CPU."""
-
-    session: Any
-    kernels: tuple[Kernel, ...]
-    on_cpu: tuple[tuple[str, str], ...]
-
-
 def versions() -> dict[str, str]:
     """The versions of plugin, SDK and ONNX Runtime. Raises `BackendUnavailableError` if one cannot be used."""
     runtime, plugin = (import_library(module, INSTALL) for module in ("onnxruntime", "onnxruntime_qnn"))
@@ -116,62 +106,6 @@ def versions() -> dict[str, str]:
         raise BackendUnavailableError("this wheel of onnxruntime-qnn has no emulator", cure=INSTALL)
     version = importlib.metadata.version("onnxruntime-qnn")
     return {"onnxruntime-qnn": version, "qairt": str(sdk), "onnxruntime": runtime.__version__}
-
-
-def open_session(model: Path, source: Model, options: BuildOptions) -> Opened:
-    """Compile a model for the chip of the options. Raises `BackendError` with the compiler's reason on one line.
-
-    QNN compiles static shapes only: a dimension without a size would leave the whole model to the CPU, silently.
-    """
-    import onnxruntime as ort
-    import onnxruntime_qnn
-
-    words = OPTIONS.of(options.extra)
-    chip = words.chip
-    if _opened and _opened[0] != chip.arch:
-        # Measured: sessions of v68 and v73 open together fail when they run, and are retried on the CPU.
-        raise BackendError(
-            f"a process emulates one architecture: this one has v{_opened[0]}, not v{chip.arch}",
-            where=model,
-            cure="run the other chip in a process of its own",
-        )
-    asked = ort.SessionOptions()
-    asked.log_severity_level = 3
-    asked.intra_op_num_threads = options.threads
-    asked.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for name, size in _sizes(source, options).items():
-        asked.add_free_dimension_override_by_name(name, size)
-    with TemporaryFolder() as folder:
-        settings = {
-            "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
-            "soc_model": str(chip.model),
-            "offload_graph_io_quantization": str(int(words.io == "cpu")),
-            "dump_json_qnn_graph": "1",
-            "json_qnn_graph_dir": str(folder),
-        }
-        try:
-            asked.add_provider_for_devices([_device()], settings)
-            session = ort.InferenceSession(str(model), asked)
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no public base class
-            cure = "leave the node that the message names in float; `qdqspec reduce` finds the smallest such model"
-            what = f"QNN could not build the model: {one_line(error)}"
-            raise BackendError(what, where=model, cure=cure) from None
-        session.disable_fallback()
-        _opened[:] = [chip.arch]
-        kernels = read_kernels(folder)
-    parts = session.get_provider_graph_assignment_info()
-    on_cpu = tuple((n.name, n.op_type) for part in parts if part.ep_name != PLUGIN for n in part.get_nodes())
-    return Opened(session=session, kernels=kernels, on_cpu=on_cpu)
-
-
-def _device() -> Any:
-    """The plugin's device; the plugin is registered on first use."""
-    import onnxruntime as ort
-    import onnxruntime_qnn
-
-    if all(device.ep_name != PLUGIN for device in ort.get_ep_devices()):
-        ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
-    return next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
 
 
 def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
@@ -228,55 +162,35 @@ class Kernel(NamedTuple):
         """The name of the ONNX node, without what ONNX Runtime added."""
         return _SUFFIX.sub("", self.name)
 
-    @property
-    def converts(self) -> bool:
-        """Whether it only converts values, or their layout."""
-        return self.op_type in _CONVERTS
-
-    @property
-    def precision(self) -> str:
-        """The types of its data and of its results: ``uint8``, ``float32 > uint8``."""
-        data, results = self.reads[:1], self.gives[:1]
-        return " > ".join(dict.fromkeys((*data, *results)))
-
 
 def read_kernels(folder: Path) -> tuple[Kernel, ...]:
     """The operators of all graphs that one build wrote."""
     files = sorted(file for file in folder.glob("*.json") if not file.stem.endswith("_tensor_log"))
-    graphs = [json.loads(file.read_text(encoding="utf-8"))["graph"] for file in files]
-    return tuple(
-        _kernel(name, node, graph, part)
-        for part, graph in enumerate(graphs)
-        for name, node in graph["nodes"].items()
-    )
-
-
-def _kernel(name: str, node: dict[str, Any], graph: dict[str, Any], part: int) -> Kernel:
-    sides = node["input_names"], node["output_names"]
-    read, given = ([graph["tensors"].get(tensor, {}) for tensor in side] for side in sides)
-    data = [int(tensor.get("data_type", 0)) for tensor in (*read[:1], *given)]
-    parameters = [[tensor.get("dims"), tensor.get("quant_params")] for tensor in (*read, *given)]
-    return Kernel(
-        name=name,
-        op_type=node["type"],
-        part=part,
-        reads=_names(read),
-        gives=_names(given),
-        is_integer=bool(data) and all(number in _FIXED for number in data),
-        data=_SUFFIX.sub("", next(iter(node["input_names"]), "")),
-        made=_SUFFIX.sub("", next(iter(node["output_names"]), "")),
-        constants=hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:16],
-    )
-
-
-def _names(tensors: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(_TYPES.get(number := int(tensor.get("data_type", 0)), hex(number)) for tensor in tensors)
-
-
-def hash_of(kernels: Iterable[Kernel]) -> str:
-    """A digest of the compiled graph, the same in each build: contexts that QNN saves differ from build to build."""
-    rows = sorted(repr(tuple(kernel)) for kernel in kernels)
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    kernels = []
+    for part, file in enumerate(files):
+        graph = json.loads(file.read_text(encoding="utf-8"))["graph"]
+        for name, node in graph["nodes"].items():
+            sides = node["input_names"], node["output_names"]
+            read, given = ([graph["tensors"].get(tensor, {}) for tensor in side] for side in sides)
+            taken, made = ([int(tensor.get("data_type", 0)) for tensor in side] for side in (read, given))
+            parameters = [[tensor.get("dims"), tensor.get("quant_params")] for tensor in (*read, *given)]
+            data = [*taken[:1], *made]
+            kernels.append(
+                Kernel(
+                    name=name,
+                    op_type=node["type"],
+                    part=part,
+                    reads=tuple(_TYPES.get(number, hex(number)) for number in taken),
+                    gives=tuple(_TYPES.get(number, hex(number)) for number in made),
+                    is_integer=bool(data) and all(number in _FIXED for number in data),
+                    data=_SUFFIX.sub("", next(iter(node["input_names"]), "")),
+                    made=_SUFFIX.sub("", next(iter(node["output_names"]), "")),
+                    constants=hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[
+                        :16
+                    ],
+                )
+            )
+    return tuple(kernels)
 
 
 # ---- the backend and its engine --------------------------------------------------------------------
@@ -284,6 +198,7 @@ def hash_of(kernels: Iterable[Kernel]) -> str:
 CPU, NPU = "cpu", "npu"
 _LISTED = 20  # most nodes that an error names
 _LEFT = "leave these nodes and their inputs in float; `qdqspec lint` says why, `qdqspec reduce` finds a small model"
+_UNBUILT = "leave the node that the message names in float; `qdqspec reduce` finds the smallest such model"
 _refusals = refusals_of()
 
 INTEGER_OPS = (
@@ -343,17 +258,58 @@ class OnnxRuntimeQnn:
 
 
 class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
-    """A compiled model in the emulator."""
+    """A compiled model in the emulator.
+
+    QNN compiles static shapes only: a dimension without a size would leave the whole model to the CPU, silently.
+    """
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
-        source = read_given(model)
-        opened = open_session(model, source, options)
-        super().__init__(model, opened.session)
-        self._source, self._opened = source, opened
-        self.graph_hash = hash_of(opened.kernels)
-        if OPTIONS.of(options.extra).fallback == "none" and (left := tuple(self._on_cpu())):
-            ops = ", ".join(sorted({layer.op_type for layer in left}))
-            names = ", ".join(f"'{layer.name}'" for layer in left[:_LISTED])
+        import onnxruntime as ort
+        import onnxruntime_qnn
+
+        self._source = read_given(model)
+        words = OPTIONS.of(options.extra)
+        chip = words.chip
+        if _opened and _opened[0] != chip.arch:
+            # Measured: sessions of v68 and v73 open together fail when they run, and are retried on the CPU.
+            raise BackendError(
+                f"a process emulates one architecture: this one has v{_opened[0]}, not v{chip.arch}",
+                where=model,
+                cure="run the other chip in a process of its own",
+            )
+        asked = ort.SessionOptions()
+        asked.log_severity_level = 3
+        asked.intra_op_num_threads = options.threads
+        asked.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        for name, size in _sizes(self._source, options).items():
+            asked.add_free_dimension_override_by_name(name, size)
+        with TemporaryFolder() as folder:
+            settings = {
+                "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
+                "soc_model": str(chip.model),
+                "offload_graph_io_quantization": str(int(words.io == "cpu")),
+                "dump_json_qnn_graph": "1",
+                "json_qnn_graph_dir": str(folder),
+            }
+            with _refusals("QNN could not build the model", model, _UNBUILT):
+                if all(device.ep_name != PLUGIN for device in ort.get_ep_devices()):
+                    ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
+                device = next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
+                asked.add_provider_for_devices([device], settings)
+                session = ort.InferenceSession(str(model), asked)
+            session.disable_fallback()
+            _opened[:] = [chip.arch]
+            self._kernels = read_kernels(folder)
+        super().__init__(model, session)
+        # contexts that QNN saves differ from build to build
+        rows = sorted(repr(tuple(kernel)) for kernel in self._kernels)
+        self.graph_hash = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        parts = session.get_provider_graph_assignment_info()
+        left = [(n.name, n.op_type) for part in parts if part.ep_name != PLUGIN for n in part.get_nodes()]
+        self._left = tuple(self._on_cpu(left))
+        if words.fallback == "none" and self._left:
+            ops = ", ".join(sorted({layer.op_type for layer in self._left}))
+            names = ", ".join(f"'{layer.name}'" for layer in self._left[:_LISTED])
             raise BackendError(f"{ops} would run on the CPU: {names}", where=model, cure=_LEFT)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -379,13 +335,10 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
         """The compiled operators by place and type, in names of the model; their times are 0."""
         del runs
         self._require_bound(profile)
-        return (*self._on_npu(), *self._on_cpu())
-
-    def _on_npu(self) -> Iterator[LayerTime]:
-        source = Source(self._source)
-        for kernel in self._opened.kernels:
+        source, layers = Source(self._source), list[LayerTime]()
+        for kernel in self._kernels:
             nodes = _nodes(self._source, source, kernel)
-            yield LayerTime(
+            layer = LayerTime(
                 name=kernel.name,
                 op_type=kernel.op_type,
                 milliseconds=0.0,
@@ -393,15 +346,17 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
                 tensors=() if nodes else (source.base(kernel.data),),
                 boundary=not nodes,
                 integer=kernel.is_integer,
-                precision=kernel.precision,
+                precision=" > ".join(dict.fromkeys((*kernel.reads[:1], *kernel.gives[:1]))),
                 place=f"{NPU}-{kernel.part + 1}" if kernel.part else NPU,
             )
+            layers.append(layer)
+        return (*layers, *self._left)
 
-    def _on_cpu(self) -> Iterator[LayerTime]:
-        """Nodes on the CPU, without pairs of inputs, outputs and constants, which are there on purpose."""
+    def _on_cpu(self, left: Iterable[tuple[str, str]]) -> Iterator[LayerTime]:
+        """The nodes ``left`` to the CPU, without pairs of inputs, outputs and constants, which are there on purpose."""
         model, source = self._source, Source(self._source)
         fed = {*model.inputs, *model.constants, *source.static}
-        for name, op_type in self._opened.on_cpu:
+        for name, op_type in left:
             node = model.by_name.get(name)
             is_pair = op_type in PAIRS
             is_end = node is None or source.base(node.inputs[0]) in fed or node.outputs[0] in model.outputs
@@ -424,7 +379,7 @@ def _nodes(model: Model, source: Source, kernel: Kernel) -> tuple[str, ...]:
 
     Where ONNX Runtime changed the layout, a result has the name of the node that makes it.
     """
-    if kernel.node in source.nodes or kernel.converts:
+    if kernel.node in source.nodes or kernel.op_type in _CONVERTS:  # it only converts values or their layout
         return (kernel.node,) if kernel.node in source.nodes else ()
     maker = model.by_name.get(kernel.made)
     found, tensor = list[str](), source.base(kernel.made if maker is None else maker.outputs[0])

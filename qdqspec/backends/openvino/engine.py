@@ -39,7 +39,7 @@ from qdqspec.backends._engine import import_library
 from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, named_nodes, read_kernels
-from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -134,21 +134,6 @@ def device_name(options: BuildOptions) -> str:
     return f"GPU.{options.device}" if kind == "gpu" and options.device else kind.upper()
 
 
-def core_with_extensions(options: BuildOptions) -> Any:
-    """A core with the extension libraries named on the command line."""
-    core = import_openvino().Core()
-    for library in OPTIONS.of(options.extra).plugins:
-        try:
-            core.add_extension(str(library))
-        except Exception as error:  # noqa: BLE001 - a library may raise anything
-            raise BackendError(
-                f"the extension library could not be loaded: {plainly(error)}",
-                where=library,
-                cure="give --plugin a library of OpenVINO extensions that was built for this OpenVINO",
-            ) from None
-    return core
-
-
 def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any]:
     """The settings of every build: one stream, float32 where the model is float32, nothing quantized at run time.
 
@@ -208,14 +193,10 @@ def plainly(error: Exception) -> str:
     return " ".join(short.split())[:_LONGEST].strip() or type(error).__name__
 
 
-def cure_for(text: str) -> str | None:
-    """The remedy for an error, if known."""
-    return next((cure for sign, cure in _CURES.items() if sign in text), None)
-
-
 # ---- the backend and its engine --------------------------------------------------------------------
 
-_refusals = _engine.refusals_of(plainly, cure_for)
+_refusals = _engine.refusals_of(plainly, _CURES)
+_NO_LIBRARY = "give --plugin a library of OpenVINO extensions that was built for this OpenVINO"
 
 
 class OpenVino:
@@ -247,16 +228,14 @@ class OpenVino:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
-        cpu, version, kind = (
-            _cpu.detect(),
-            installed_version(),
-            OPTIONS.of(options.extra).device,
-        )
+        cpu, version, kind = _cpu.detect(), installed_version(), OPTIONS.of(options.extra).device
         path = cpu.int8_text(saturates=cpu.may_saturate)
         details = cpu.details(int8_path=path, threads=options.threads, openvino=version)
         if kind == CPU:
             return DeviceKey(key=cpu.key("openvino", version, f"t{options.threads}"), details=details)
-        product = _product(device_name(options))
+        name = device_name(options)
+        with _refusals(f"OpenVINO cannot use device {name}", None, cure="see: qdqspec doctor"):
+            product = str(import_openvino().Core().get_property(name, "FULL_DEVICE_NAME"))
         key = f"{_cpu.slug_from_text(f'{kind} {product}')}-openvino-{_cpu.major_minor(version)}"
         return DeviceKey(key=key, details={kind: product, **details})
 
@@ -321,7 +300,15 @@ class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
         values = self._require_bound(profile)[1]
         profiled = _compiled(self.model, self._options, profile=True)
         with _refusals("the model could not be run", self.model):
-            times = _kernel_times(_request(profiled, values), runs=runs, warmup=_engine.profile_warmup(runs))
+            request, warmup = _request(profiled, values), _engine.profile_warmup(runs)
+            sums = list[dict[str, float]]()  # microseconds of each kernel since the build: counters are means
+            for count, since in ((warmup, warmup), (runs, warmup + runs)):
+                for _ in range(count):
+                    request.infer(share_outputs=True)
+                counters = request.get_profiling_info()
+                sums.append({c.node_name: c.real_time.total_seconds() * 1e6 * since for c in counters})
+            before, after = sums
+            times = {name: max(0.0, (total - before.get(name, 0.0)) / runs) for name, total in after.items()}
             kernels = read_kernels(profiled.get_runtime_model())
         origins = find_origins(kernels, read_given(self.model))
         return layer_times(kernels, origins, times, self._latency_ms(runs, profile))
@@ -332,14 +319,12 @@ class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
         return {name: np.array(feeds[name], order="C") for name in self._inputs}
 
 
-def _product(device: str) -> str:
-    """The product name of a device, such as an Intel GPU."""
-    with _refusals(f"OpenVINO cannot use device {device}", None, cure="see: qdqspec doctor"):
-        return str(import_openvino().Core().get_property(device, "FULL_DEVICE_NAME"))
-
-
 def _compiled(model: Path, options: BuildOptions, *, profile: bool = False) -> Any:
-    core = core_with_extensions(options)
+    """The compiled model, with the extension libraries named on the command line."""
+    core = import_openvino().Core()
+    for library in OPTIONS.of(options.extra).plugins:
+        with _refusals("the extension library could not be loaded", library, cure=_NO_LIBRARY):
+            core.add_extension(str(library))
     with _refusals("OpenVINO could not build the model", model, cure=None):
         return core.compile_model(
             core.read_model(model), device_name(options), properties(options, profile=profile)
@@ -353,19 +338,6 @@ def _request(compiled: Any, values: Mapping[str, Array]) -> Any:
     for index, value in enumerate(values.values()):
         request.set_input_tensor(index, tensor_of(value))
     return request
-
-
-def _kernel_times(request: Any, *, runs: int, warmup: int) -> dict[str, float]:
-    """Mean microseconds of each kernel by name, without the warm-up: counters are means since the build."""
-    before = _counters(request, warmup)
-    sums = {name: mean * (warmup + runs) for name, mean in _counters(request, runs).items()}
-    return {name: max(0.0, (total - before.get(name, 0.0) * warmup) / runs) for name, total in sums.items()}
-
-
-def _counters(request: Any, runs: int) -> dict[str, float]:
-    for _ in range(runs):
-        request.infer(share_outputs=True)
-    return {info.node_name: info.real_time.total_seconds() * 1e6 for info in request.get_profiling_info()}
 
 
 backend = OpenVino

@@ -28,7 +28,7 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.log import Log, plainly, refusals
 from qdqspec.errors import BackendError
-from qdqspec.types import InputShape, ShapeProfile
+from qdqspec.types import ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -210,16 +210,30 @@ def _configure(config: trt.IBuilderConfig, words: TensorRtOptions, model: Path) 
 
 
 def _set_route(config: trt.IBuilderConfig, route: str, model: Path) -> None:
-    """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
+    """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs.
+
+    TensorRT lists the knobs as JSON (``all_build_routes``).
+    """
     required(config, _ROUTE, "tensorrt.build-route")
     setattr(config, _ROUTE, route)
-    if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
-        why = _route_problem(route, str(optional(config, "all_build_routes") or ""))
-        raise BackendError(
-            f"TensorRT does not take the build route '{route}': {why}",
-            where=model,
-            cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
-        )
+    if sorted(str(optional(config, _ROUTE)).split()) == sorted(route.split()):
+        return
+    why = "it lists no build routes on this platform"
+    if known := str(optional(config, "all_build_routes") or ""):
+        allowed = {each["option"]: each["allowed_values"] for each in json.loads(known)["tuner_options"]}
+        why = "it gave no reason"
+        for name, _, value in (token.partition("=") for token in route.split()):
+            if name not in allowed:
+                why = f"it has no '{name}'{did_you_mean(name, list(allowed))}"
+                break
+            if value not in allowed[name].removeprefix(f"{name}=").strip("[]").split("|"):
+                why = f"'{name}={value}' is none of {allowed[name]}"
+                break
+    raise BackendError(
+        f"TensorRT does not take the build route '{route}': {why}",
+        where=model,
+        cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
+    )
 
 
 def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
@@ -245,14 +259,23 @@ def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.I
 def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
     """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply.
 
-    Raises `BackendError` with all nodes that the parser rejects.
+    Raises `BackendError` with all nodes that the parser rejects: operator, node, reason and code; without a node if the
+    whole file is rejected.
     """
     import tensorrt as trt
 
     parser = trt.OnnxParser(network, logger)
     if parser.parse_from_file(str(model)):
         return
-    problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+    problems = []
+    for error in (parser.get_error(index) for index in range(parser.num_errors)):
+        reason = f"{plainly(error.desc())} ({error.code().name})"
+        if error.node() >= 0 or error.node_name():
+            inside = "".join(f" in function {name}" for name in error.local_function_stack())
+            reason = (
+                f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'{inside}: {reason}"
+            )
+        problems.append(reason)
     if not problems:
         raise log.failure("TensorRT could not read the model", model)
     what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
@@ -261,31 +284,6 @@ def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.IL
         where=model,
         cure="leave these nodes in float, or change how the model is exported",
     )
-
-
-def _problem(error: trt.ParserError) -> str:
-    """One error of the parser: operator, node, reason and code; without a node if the whole file is rejected."""
-    reason = f"{plainly(error.desc())} ({error.code().name})"
-    if error.node() < 0 and not error.node_name():
-        return reason
-    inside = "".join(f" in function {name}" for name in error.local_function_stack())
-    node = f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'"
-    return f"{node}{inside}: {reason}"
-
-
-def _route_problem(route: str, known: str) -> str:
-    """The part of a route that is not one of the knobs that TensorRT lists as JSON (``all_build_routes``)."""
-    if not known:
-        return "it lists no build routes on this platform"
-    allowed = {option["option"]: option["allowed_values"] for option in json.loads(known)["tuner_options"]}
-    for token in route.split():
-        name = token.partition("=")[0]
-        if name not in allowed:
-            return f"it has no '{name}'{did_you_mean(name, list(allowed))}"
-        values = allowed[name].removeprefix(f"{name}=").strip("[]").split("|")
-        if token.partition("=")[2] not in values:
-            return f"'{token}' is none of {allowed[name]}"
-    return "it gave no reason"
 
 
 def add_profiles(
@@ -300,47 +298,35 @@ def add_profiles(
     A network without dynamic inputs needs none. Raises `BackendError` with every input that has a dynamic
     dimension and no shape, or a shape that does not match.
     """
-    dynamic = _dynamic_inputs(network, model)
-    for profile in (profiles or (ShapeProfile(),)) if dynamic else ():
-        _check(dynamic, profile.shapes, model)
-        added = builder.create_optimization_profile()
-        for name in dynamic:
-            shape = profile.shapes[name]
-            added.set_shape(name, shape.min, shape.opt, shape.max)
-        if config.add_optimization_profile(added) < 0:
-            raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
-
-
-def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
-    """Inputs with unknown dimensions, which TensorRT represents as -1."""
-    found: dict[str, Shape] = {}
+    dynamic: dict[str, Shape] = {}  # inputs with unknown dimensions, which TensorRT represents as -1
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        shape = tuple(tensor.shape)
         if tensor.is_shape_tensor:
             raise BackendError(
                 f"the values of input '{tensor.name}' decide shapes inside the model, which a spec cannot state",
                 where=model,
                 cure="make it a constant of the model",
             )
-        if -1 in shape:
-            found[tensor.name] = shape
-    return found
-
-
-def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model: Path) -> None:
-    if missing := {name: shape for name, shape in dynamic.items() if name not in given}:
-        names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
-        what = f"input {names} has dynamic dimensions and no shape is given"
-        raise BackendError(what, where=model, cure=_cure(missing))
-    for name, own in dynamic.items():
-        for shape in (given[name].min, given[name].opt, given[name].max):
-            if not fits(shape, own, own):
-                raise BackendError(
-                    f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
-                    where=model,
-                    cure="declare in inputs.shapes a shape that the model accepts",
-                )
+        if -1 in (shape := tuple(tensor.shape)):
+            dynamic[tensor.name] = shape
+    for profile in (profiles or (ShapeProfile(),)) if dynamic else ():
+        if missing := {name: shape for name, shape in dynamic.items() if name not in profile.shapes}:
+            names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
+            what = f"input {names} has dynamic dimensions and no shape is given"
+            raise BackendError(what, where=model, cure=_cure(missing))
+        added = builder.create_optimization_profile()
+        for name, own in dynamic.items():
+            given = profile.shapes[name]
+            for shape in (given.min, given.opt, given.max):
+                if not fits(shape, own, own):
+                    raise BackendError(
+                        f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
+                        where=model,
+                        cure="declare in inputs.shapes a shape that the model accepts",
+                    )
+            added.set_shape(name, given.min, given.opt, given.max)
+        if config.add_optimization_profile(added) < 0:
+            raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
 
 
 def choose_profile(
@@ -350,30 +336,27 @@ def choose_profile(
 
     Raises `BackendError` if none accepts them.
     """
-    ranges: dict[str, list[str]] = {}
+    ranges: dict[str, list[str]] = {}  # the shapes that each profile accepts, of inputs that it rejects
     count = engine.num_optimization_profiles
     for index in range(count) if only is None or count == 1 else (only,):
-        found = ((name, _refused(engine, name, index, shape)) for name, shape in shapes.items())
-        refused = {name: span for name, span in found if span}
-        if not refused:
+        is_accepted = True
+        for name, shape in shapes.items():
+            own = tuple(engine.get_tensor_shape(name))
+            low, high, span = own, own, str(list(own))
+            if -1 in own:  # profiles are for dynamic inputs
+                low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
+                span = f"{list(low)} to {list(high)}"
+            if not fits(shape, low, high):
+                is_accepted = False
+                ranges.setdefault(name, []).append(span)
+        if is_accepted:
             return index
-        for name, span in refused.items():
-            ranges.setdefault(name, []).append(span)
     name, spans = next(iter(ranges.items()))
     raise BackendError(
         f"input '{name}' has shape {list(shapes[name])}, and the engine takes {' or '.join(spans)}",
         where=model,
         cure="feed a shape that inputs.shapes declares",
     )
-
-
-def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> str:
-    """The shapes a profile accepts, if it rejects this one; else empty. Profiles are for dynamic inputs."""
-    own = tuple(engine.get_tensor_shape(name))
-    if -1 not in own:
-        return "" if shape == own else str(list(own))
-    low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
-    return "" if fits(shape, low, high) else f"{list(low)} to {list(high)}"
 
 
 def fits(shape: Shape, low: Shape, high: Shape) -> bool:

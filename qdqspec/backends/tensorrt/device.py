@@ -170,27 +170,27 @@ def find(product: Product, index: int) -> DeviceState:
     """Import the product, initialize CUDA, and return the result."""
     version = product.installed_version() or ""
     facts, is_imported = {product.slug: version} if version else {}, False
+    host = {"system": platform.platform(), "python": platform.python_version()}
     try:
         product.require()
         is_imported = True
-        return _describe(product, index)
+        return _describe(product, index, host)
     except BackendError as error:
         if product.needs_gpu or not is_imported:
             cure = error.cure or product.install
             return DeviceState(why=error.what, install=cure, tensorrt=version, facts=facts)
-        facts |= {"gpu": f"none: engines are built, not run ({error.what})", **_host()}
+        facts |= {"gpu": f"none: engines are built, not run ({error.what})", **host}
         return DeviceState(tensorrt=version, no_gpu=error.what, facts=facts)
 
 
-def _host() -> dict[str, str]:
-    return {"system": platform.platform(), "python": platform.python_version()}
-
-
-def _describe(product: Product, index: int) -> DeviceState:
+def _describe(product: Product, index: int, host: Mapping[str, str]) -> DeviceState:
     """The state of a usable GPU with an imported product. Initializes CUDA; raises `BackendError` without a GPU."""
     import tensorrt as trt
 
-    version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
+    if index >= (count := cuda.count_devices()):
+        what = f"there is no GPU {index}: {count} can be used"
+        raise BackendError(what, cure="choose another with --qdq-device")
+    version, gpu, settings = trt.__version__, cuda.describe(index), gpu_settings(cuda.bus_id(index))
     if cuda.is_exclusive(index):
         raise BackendError(
             "the GPU is in compute mode EXCLUSIVE_PROCESS, but engines that are compared are open in two processes",
@@ -204,20 +204,12 @@ def _describe(product: Product, index: int) -> DeviceState:
         "driver": f"for CUDA {gpu.driver}",
         **settings,
         "cuda-bindings": f"for CUDA {gpu.runtime}",
-        **_host(),
+        **host,
     }
     if parts(version) > product.newest:
         major, minor = product.newest
         facts["note"] = f"qdqspec was checked against {product.name} up to {major}.{minor}"
     return DeviceState(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
-
-
-def _gpu(index: int) -> cuda.Gpu:
-    count = cuda.count_devices()
-    if index >= count:
-        what = f"there is no GPU {index}: {count} can be used"
-        raise BackendError(what, cure="choose another with --qdq-device")
-    return cuda.describe(index)
 
 
 def main(module: str, index: str) -> None:

@@ -188,7 +188,12 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
         self._watch.observe()
-        return Samples(wall_ms=timed.device_ms, notes=self._notes(bound))
+        notes = [*self._require_open().notes, bound.note, *self._watch.notes]
+        is_known = len(self._launches) >= _FEWEST_LAUNCHES
+        if is_known and statistics.median(self._launches) > _ENQUEUE_BOUND:
+            # Without the share, so that the notes of several measurements are one.
+            notes.append("enqueue-bound: the host takes as long to launch a run as the GPU to compute it")
+        return Samples(wall_ms=timed.device_ms, notes=tuple(filter(None, notes)))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, in names of the model without Q/DQ, from a profiling context.
@@ -220,15 +225,6 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
             self._drop_runner()
             self._stream.close()
         super().close()
-
-    def _notes(self, bound: Bound) -> tuple[str, ...]:
-        """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
-        found = [*self._require_open().notes, bound.note, *self._watch.notes]
-        is_known = len(self._launches) >= _FEWEST_LAUNCHES
-        if is_known and statistics.median(self._launches) > _ENQUEUE_BOUND:
-            # Without the share, so that the notes of several measurements are one.
-            found.append("enqueue-bound: the host takes as long to launch a run as the GPU to compute it")
-        return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
         built = self._require_open()

@@ -135,7 +135,12 @@ def gpu_state(gpu: str) -> GpuState | None:
         if row is not None:
             *figures, mask = row
             sm, memory, celsius, watts = map(_number, figures)
-            return GpuState(sm, memory, celsius, watts, _reasons(mask))
+            try:
+                bits = int(mask, 16)
+            except ValueError:
+                bits = 0
+            lowered = tuple(name for bit, name in _THROTTLED.items() if bits & bit)
+            return GpuState(sm, memory, celsius, watts, lowered)
     return None
 
 
@@ -150,11 +155,3 @@ def _number(text: str) -> float | None:
     except ValueError:  # [N/A], [Not Supported]
         return None
     return value if math.isfinite(value) else None
-
-
-def _reasons(mask: str) -> tuple[str, ...]:
-    try:
-        bits = int(mask, 16)
-    except ValueError:
-        return ()
-    return tuple(name for bit, name in _THROTTLED.items() if bits & bit)

@@ -25,7 +25,6 @@ from qdqspec.backends.tensorrt.build import TimingOptions, open_network
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
 from qdqspec.qdq.lint.loads import named_node
-from qdqspec.types import ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -90,7 +89,6 @@ def compute_capability(name: str) -> tuple[int, int]:
 # ---- the command that repeats a build --------------------------------------------------------------
 
 _FOR = "QDQSPEC_RTX_FOR"  # compute capabilities, separated by commas
-_BOUNDS = ("min", "opt", "max")
 
 
 def replay_command(model: Model, file: str, options: BuildOptions) -> str:  # noqa: ARG001 - its shapes are in the options
@@ -100,24 +98,21 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:  # no
     arguments = ["polygraphy", "convert", file, "--convert-to", "trt", "-o", f"{file}.engine"]
     arguments += ["--trt-config-postprocess-script", f"{__file__}:set_capabilities"]
     for profile in options.profiles:
-        arguments += _shape_words(profile)
+        for bound in ("min", "opt", "max") if profile.shapes else ():
+            dims = ((name, map(str, getattr(shape, bound))) for name, shape in profile.shapes.items())
+            arguments += [f"--trt-{bound}-shapes", *(f"{name}:[{','.join(sizes)}]" for name, sizes in dims)]
     arguments += ["--plugins", *map(str, words.plugins)] if words.plugins else []
     return f"{variables} {shlex.join(arguments)}"
 
 
-def _shape_words(profile: ShapeProfile) -> list[str]:
-    found = []
-    for bound in _BOUNDS if profile.shapes else ():
-        dims = ((name, map(str, getattr(shape, bound))) for name, shape in profile.shapes.items())
-        found += [f"--trt-{bound}-shapes", *(f"{name}:[{','.join(sizes)}]" for name, sizes in dims)]
-    return found
-
-
 def set_capabilities(builder: Any, network: Any, config: Any) -> None:  # noqa: ARG001 - what Polygraphy passes
     """Set the compute capabilities of a build configuration from the environment; Polygraphy calls it."""
+    _build_for(config, os.environ[_FOR].split(","))
+
+
+def _build_for(config: Any, names: Sequence[str]) -> None:
     import tensorrt_rtx as trt
 
-    names = os.environ[_FOR].split(",")
     config.num_compute_capabilities = len(names)
     for index, name in enumerate(names):
         config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
@@ -152,15 +147,11 @@ def compile_model(
 
     Raises `BackendError` with the compiler's words, the node that they name, and the capabilities that refuse.
     """
-    import tensorrt as trt
 
     def built(names: Sequence[str]) -> Compiled | str:
         """The engine for all of these capabilities, or the compiler's reason for its refusal."""
         log.clear()
-        known: Any = trt.ComputeCapability
-        config.num_compute_capabilities = len(names)
-        for index, name in enumerate(names):
-            config.set_compute_capability(getattr(known, name), index)
+        _build_for(config, names)
         started = time.perf_counter()
         plan = builder.build_serialized_network(network, config)
         if plan is None:

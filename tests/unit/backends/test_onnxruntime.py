@@ -12,8 +12,9 @@ import pytest
 from graph_text import saved
 from refused_models import pad_that_no_run_survives
 
+from qdqspec.backends._engine import known_cure
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, half_model, plainly
+from qdqspec.backends.onnxruntime.engine import CURES, OnnxRuntime, OnnxRuntimeEngine, half_model, plainly
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.ops import has_floats
@@ -132,7 +133,7 @@ def test_messages_of_onnx_runtime_are_reported_without_its_source_files(
     said: str, plain: str, cure: str | None
 ) -> None:
     assert plainly(ValueError(said)) == plain
-    found = cure_for(plain)
+    found = known_cure(plain, CURES)
     assert found is None if cure is None else cure in (found or "")
 
 
