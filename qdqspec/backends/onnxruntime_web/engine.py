@@ -238,7 +238,7 @@ class OnnxRuntimeWeb:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers: the optimizer is that of ONNX Runtime, and so is the table.
 
-        It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web_ops.py``.
+        It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web.py``.
         """
         return capabilities(BLOCKED_4)
 

@@ -7,7 +7,7 @@ the CPU.
 
 The table of operators was derived from the runtime graphs of small models with OpenVINO 2026.4.1 (uint8 activations
 with any zero point, int8 weights per channel) and is verified entry by entry against the installed version in
-``tests/unit/backends/test_openvino_ops.py``. Conditions that an operator type cannot express:
+``tests/unit/backends/test_openvino.py``. Conditions that an operator type cannot express:
 
 - Conv, Gemm and MatMul need a constant weight (`Capabilities.constant_weight`); a float bias is added in the integer
   kernel. A ConvTranspose runs in float32 with uint8 activations.

@@ -218,8 +218,6 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""
         if self._native is not None:
-            if self._watch.states:
-                self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
             for bound in self._bound.values():
                 bound.close()
             self._drop_runner()

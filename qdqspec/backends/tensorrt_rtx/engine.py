@@ -41,9 +41,6 @@ from qdqspec.types import LayerTime, Samples
 if TYPE_CHECKING:
     import tensorrt as trt
 
-# Warm-up of an engine: contexts agree if their medians of so many runs differ by this share at most.
-_RUNS, _ROUNDS, _AGREEMENT = 20, 10, 0.02
-
 
 class TensorRtRtx(TensorRt):
     """NVIDIA TensorRT for RTX, which needs no GPU to build."""
@@ -161,16 +158,28 @@ class RtxEngine(TensorRtEngine):
             cache = self._require_open().runtime_config.get_runtime_cache()
             write_whole(self._cache_file, bytes(cache.serialize()), what="the runtime cache")
 
-    def _warmed_up(self, first: Execution, second: Execution) -> str:
-        """Run two contexts in turns until their medians agree; the note of samples if they do not."""
+    def _warmed_up(
+        self,
+        first: Execution,
+        second: Execution,
+        *,
+        runs: int = 20,
+        rounds: int = 10,
+        agreement: float = 0.02,
+    ) -> str:
+        """Run two contexts in turns until they agree; the note of samples if they do not within ``rounds``.
+
+        They agree if the medians of their ``runs`` differ by the share ``agreement`` at most: a smaller one makes a
+        slow start less likely in samples, and each binding longer.
+        """
         apart = 0.0
-        for _ in range(_ROUNDS):
-            times = [cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms for each in (first, second)]
+        for _ in range(rounds):
+            times = [cuda.time_runs(self._stream, each.enqueue, runs).device_ms for each in (first, second)]
             medians = [*map(statistics.median, times)]
             apart = max(medians) / max(min(medians), 1e-6) - 1
-            if apart <= _AGREEMENT:
+            if apart <= agreement:
                 return ""
-        return f"two contexts of the engine differ by {apart:.0%} after {2 * _ROUNDS * _RUNS} runs"
+        return f"two contexts of the engine differ by {apart:.0%} after {2 * rounds * runs} runs"
 
     def _hash(self) -> str:
         return kernel_list_hash(self._kernels)

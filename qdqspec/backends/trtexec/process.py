@@ -136,14 +136,16 @@ class Report:
 def read_log(log: str) -> Report:
     """Parse a log; unknown lines are skipped, and each message is kept once."""
     verdict: RunOutcome = ""
-    version = None
+    version: tuple[int, int, int] | None = None
     messages, errors = dict[Message, None](), dict[str, None]()
     for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
         found = _LINE.match(line)
         assert found is not None  # every part is optional
         text = found["text"].strip()
         if banner := _BANNER.match(text):
-            version = _version(banner[2]) or version
+            if digits := banner[2]:  # 8601 is 8.6.1, 101601 is 10.16.1
+                number, step = int(digits), 100 if len(digits) > 4 else 10
+                version = number // (100 * step), number // 100 % step, number % 100
             verdict = "PASSED" if banner[1] == "PASSED" else "FAILED" if banner[1] == "FAILED" else verdict
         kind = next((kind for kind, pattern in _PATTERNS.items() if pattern.search(text[:_READ])), None)
         if kind is not None and not text.startswith(_RETRIED):
@@ -151,14 +153,6 @@ def read_log(log: str) -> Report:
         if text and found["level"] in ("E", "F"):
             errors[shortened(text)] = None
     return Report(verdict=verdict, version=version, messages=tuple(messages), errors=tuple(errors))
-
-
-def _version(digits: str | None) -> tuple[int, int, int] | None:
-    """``8601`` is 8.6.1, ``101601`` is 10.16.1."""
-    if digits is None:
-        return None
-    number, step = int(digits), 100 if len(digits) > 4 else 10
-    return number // (100 * step), number // 100 % step, number % 100
 
 
 def shortened(text: str) -> str:
@@ -217,16 +211,14 @@ class Tool:
         errors = " | ".join(report.errors[-_LAST_LINES:])
         why = cause.text if cause else errors or _last_lines(log) or "it printed nothing"
         cure = FATAL[cause.kind][1] or None if cause else None
-        raise BackendError(f"trtexec {_result_text(code, report)}: {why}", where=model, cure=cure)
-
-
-def _result_text(code: int, report: Report) -> str:
-    """What a run that did not succeed did."""
-    if code < 0:
-        return f"was killed by {signal_text(-code)}"
-    if report.verdict == "PASSED":
-        return "measured another shape"
-    return f"failed with exit code {code}" if report.verdict or code else "ended without a verdict"
+        if code < 0:
+            what = f"was killed by {signal_text(-code)}"
+        elif report.verdict == "PASSED":
+            what = "measured another shape"
+        else:
+            failed = report.verdict or code
+            what = f"failed with exit code {code}" if failed else "ended without a verdict"
+        raise BackendError(f"trtexec {what}: {why}", where=model, cure=cure)
 
 
 def find_trtexec() -> str | None:
@@ -282,16 +274,6 @@ def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
             raise BackendError(f"input '{name}' takes {wanted}, and {given} is given", where=model.where)
 
 
-def write_inputs(model: Model, feeds: Mapping[str, Array], folder: Path) -> str:
-    """Write each input's bytes to a file and return the value of ``--loadInputs``."""
-    words = []
-    for index, name in enumerate(inputs_of(model)):
-        path = folder / f"input-{index}.bin"
-        path.write_bytes(np.ascontiguousarray(feeds[name]).tobytes())
-        words.append(f"{quoted(name)}:{path}")
-    return ",".join(words)
-
-
 def dynamic_inputs(model: Model) -> tuple[str, ...]:
     """Inputs with a dimension that is not a number."""
     return tuple(
@@ -326,12 +308,6 @@ def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
     return words
 
 
-def fed_shapes(model: Model, feeds: Mapping[str, Array]) -> list[str]:
-    """``--shapes`` for the fed inputs; empty for a model without dynamic inputs."""
-    dynamic = dynamic_inputs(model)
-    return [f"--shapes={joined({name: feeds[name].shape for name in dynamic})}"] if dynamic else []
-
-
 def joined(shapes: Mapping[str, Iterable[int]]) -> str:
     """``x:1x3x224x224,mask:1x128``; a scalar has an empty shape."""
     return ",".join(f"{quoted(name)}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
@@ -347,15 +323,23 @@ def read_outputs(text: str, model: Model) -> dict[str, Array]:
 
     Raises `BackendError` if an output is missing or its values do not match its dimensions.
     """
+    arrays = {}
     try:
         # C++ prints these words, without quotes, for values that are not numbers.
         found = json.loads(_BARE_NUMBER.sub(lambda m: m[1] + _WORDS[m[2].lower()], text), strict=False)
         entries = {entry["name"]: entry for entry in found}
-        return {value.name: _output(value, entries[value.name]) for value in model.proto.graph.output}
-    except KeyError as error:
-        raise _unreadable(model, f"there is no {error}") from None
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _unreadable(model, str(error)) from None
+        for output in model.proto.graph.output:
+            entry, dtype = entries[output.name], _dtype(output)
+            shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
+            values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
+            if values.size != math.prod(shape):
+                raise ValueError(f"output '{output.name}' has {values.size} values for dimensions {shape}")
+            arrays[output.name] = values.astype(dtype).reshape(shape)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"the outputs that trtexec wrote cannot be read: {why:.200}"
+        raise BackendError(what, where=model.where) from None
+    return arrays
 
 
 _WORDS = {"nan": "NaN", "inf": "Infinity"}
@@ -363,16 +347,3 @@ _WORDS = {"nan": "NaN", "inf": "Infinity"}
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[np.generic]:
     return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-
-
-def _output(value: onnx.ValueInfoProto, entry: Mapping[str, object]) -> Array:
-    dtype = _dtype(value)
-    shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
-    values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
-    if values.size != math.prod(shape):
-        raise ValueError(f"output '{value.name}' has {values.size} values for dimensions {shape}")
-    return values.astype(dtype).reshape(shape)
-
-
-def _unreadable(model: Model, why: str) -> BackendError:
-    return BackendError(f"the outputs that trtexec wrote cannot be read: {why:.200}", where=model.where)

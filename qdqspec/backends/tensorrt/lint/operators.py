@@ -301,34 +301,25 @@ def too_small(view: View) -> Iterator[Hit]:
     the first convolution; a grouped one if its outputs are a multiple of 8 and its kernel at least 3 wide. An fp8 one
     needs more than 16.
     """
-    for node in view.of("Conv", "Gemm", "MatMul"):
-        if why := (_small_convolution if node.op_type == "Conv" else _small_product)(view, node):
-            yield node, why
-
-
-def _small_convolution(view: View, node: Node) -> str:
-    dequantizer, dims = view.weight_dequantizer(node), view.weight_dims(node)
-    if dequantizer is None or len(dims) < 3:
-        return ""
-    made, read, *kernel = dims
-    group = node.number("group", 1)
-    fp8 = view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN
-    first = view.before_pair(node.inputs[0]) in view.model.inputs
-    if not ops.too_few_channels(dims, group=group, fp8=fp8, first=first):
-        return ""
-    groups = f" in each of {group} groups" if group > 1 else ""
-    return f"has {read} channels in{groups} and {made} out, and a kernel of {'x'.join(map(str, kernel))}"
-
-
-def _small_product(view: View, node: Node) -> str:
-    if not all(view.dequantizer(tensor) for tensor in node.inputs[:2]):
-        return ""
-    result, weight = view.model.shape(node.outputs[0]), view.model.shape(node.inputs[1])
-    if result is not None and ops.is_one_line(result):
-        return f"gives {'one row' if result[-2] == 1 else 'one column'} a product"
-    if weight is not None and ops.too_small_to_multiply(weight):
-        return f"multiplies by {weight[-2]} x {weight[-1]}"
-    return ""
+    for node in view.of("Conv"):
+        dequantizer, dims = view.weight_dequantizer(node), view.weight_dims(node)
+        if dequantizer is None or len(dims) < 3:
+            continue
+        (made, read, *kernel), group = dims, node.number("group", 1)
+        fp8 = view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN
+        first = view.before_pair(node.inputs[0]) in view.model.inputs
+        if ops.too_few_channels(dims, group=group, fp8=fp8, first=first):
+            groups = f" in each of {group} groups" if group > 1 else ""
+            sides = "x".join(map(str, kernel))
+            yield node, f"has {read} channels in{groups} and {made} out, and a kernel of {sides}"
+    for node in view.of("Gemm", "MatMul"):
+        result, weight = view.model.shape(node.outputs[0]), view.model.shape(node.inputs[1])
+        if not all(view.dequantizer(tensor) for tensor in node.inputs[:2]):
+            continue
+        if result is not None and ops.is_one_line(result):
+            yield node, f"gives {'one row' if result[-2] == 1 else 'one column'} a product"
+        elif weight is not None and ops.too_small_to_multiply(weight):
+            yield node, f"multiplies by {weight[-2]} x {weight[-1]}"
 
 
 @rule(
