@@ -192,10 +192,6 @@ class IsolatedEngine:
         answer, _ = self.ask({"do": "memory"})
         return answer["held"], answer["free"]
 
-    def log(self) -> str:
-        """The log of the child so far; empty once it is closed."""
-        return launch.log_of(self._child.folder)
-
     def close(self) -> None:
         """Kill the child and free its resources; closing twice is harmless."""
         self._remove_process()

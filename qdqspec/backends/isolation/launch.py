@@ -64,16 +64,12 @@ def engine_folder(scratch: Path) -> Path:
         return Path(tempfile.mkdtemp(dir=scratch))
 
 
-def log_of(folder: Path) -> str:
-    """Standard output and standard error of the process with this folder."""
-    with contextlib.suppress(OSError):
-        return (folder / LOG).read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def last_lines(folder: Path) -> str:
-    """The last log lines of the process with this folder."""
-    lines = [line.rstrip() for line in log_of(folder)[-_TAIL_BYTES:].splitlines() if line.strip()]
+    """The last lines of standard output and standard error of the process with this folder."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-_TAIL_LINES:])
 
 
