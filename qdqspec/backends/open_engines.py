@@ -1,7 +1,8 @@
 """Engines that are open at the same time: of one model, run side by side, and whether memory is sufficient for all.
 
 Linux reports its available memory and that of a process, an engine with ``device_memory`` that of its GPU. Otherwise
-nothing is known in advance, and only the failure of an engine shows it."""
+nothing is known in advance, and only the failure of an engine shows it.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 Options are ``onnxruntime.WORD=VALUE``. ``optimization`` is the level of graph optimization: ``all`` (ONNX Runtime's
 default), ``extended``, ``basic``, or ``off``, with which every QuantizeLinear and DequantizeLinear is computed as the
-ONNX standard defines it and all other operators in floating point."""
+ONNX standard defines it and all other operators in floating point.
+"""
 
 from __future__ import annotations
 

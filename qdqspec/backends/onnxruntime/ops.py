@@ -20,7 +20,8 @@ activations, int8 weights) and verified entry by entry against the installed ver
   in ``nearest`` mode, MaxPool from opset 12, which every model with pairs has.
 - A batch normalization between a quantized Conv and its Q prevents the fusion: it must be folded before.
 - Pairs of float16 tensors never fuse: Q, DQ and the operator run one by one, with casts to float32 between them. Only
-  those of Concat do, and the result is an invalid graph ("Type 'tensor(float16)' of input parameter")."""
+  those of Concat do, and the result is an invalid graph ("Type 'tensor(float16)' of input parameter").
+"""
 
 from __future__ import annotations
 

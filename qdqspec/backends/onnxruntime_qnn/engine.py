@@ -12,7 +12,8 @@ measured by the types of its compiled graphs (onnxruntime-qnn 2.7.0, QAIRT 2.51.
   activations of another type than its scale it leaves the NPU.
 
 The library takes any number of a chip, and any text, without a message: it then computes as for its default, or leaves
-all nodes to the CPU. Nothing is retried on the CPU here."""
+all nodes to the CPU. Nothing is retried on the CPU here.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ with any zero point, int8 weights per channel) and is verified entry by entry ag
   convolutions of equal shape it is computed in float32.
 - Resize runs in integers in mode ``nearest`` only.
 - Where scale or zero point differ between both sides of an operator that moves values, a kernel that converts follows.
-- If the output is in float32, operators that move values are followed by a kernel that dequantizes."""
+- If the output is in float32, operators that move values are followed by a kernel that dequantizes.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ One build is made for all requested compute capabilities; it takes as long as on
 shows which capabilities refuse the model. With detailed verbosity the compiler logs the list of the compiled
 kernels; for several capabilities that is the list of the lowest one (measured with 1.7.1.116). The final machine code
 is compiled on the GPU, so that a list shows which kernels run in which types, and no time. The command that repeats a
-build makes Polygraphy load this file as a script."""
+build makes Polygraphy load this file as a script.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ It differs from TensorRT (`qdqspec.backends.tensorrt.ops`):
 - GlobalAveragePool runs in int8 from compute capability 12.0 on, if its result has a pair too.
 - MXFP8 builds from 8.9 on and is computed in float: it is not offered.
 - int8 and fp8 kernels have no lower limit of channels, rows or columns. An fp8 convolution has up to 32 elements.
-- Operators that move values are part of the kernels beside them, in fp8 as in int8."""
+- Operators that move values are part of the kernels beside them, in fp8 as in int8.
+"""
 
 from __future__ import annotations
 

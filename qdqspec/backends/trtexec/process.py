@@ -4,7 +4,8 @@ Messages, recorded or from trtexec's source, either end a run or only make a mea
 alone does not mean failure: a tactic skipped for lack of memory writes one, and the build passes.
 
 The output is passed on with passwords of remote URLs masked: the tuning of safety engines takes one on the command
-line, and trtexec prints its command line twice."""
+line, and trtexec prints its command line twice.
+"""
 
 from __future__ import annotations
 

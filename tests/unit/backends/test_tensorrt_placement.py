@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from graph_text import model_of
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.backends.tensorrt.ops import BLOCKED_AXES, LABELS, RULES
+from qdqspec.backends.tensorrt.ops import RULES
+from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS as RTX_FORMATS
 from qdqspec.backends.tensorrt_rtx.ops import capabilities as rtx_capabilities
 from qdqspec.graph.model import Model
@@ -17,19 +19,12 @@ from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 SKIP, NORM, PAD = "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"
-FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 
 
 def capabilities(*rules: str) -> Capabilities:
-    return Capabilities(
-        formats=FORMATS,
-        labels=LABELS,
-        activations={name: name for name in FORMATS if name != "int4"},
-        weights={name: name for name in FORMATS},
-        blocked_axes=BLOCKED_AXES,
-        absorbs=frozenset({"Relu"}),
-        rules={name: hook for name, hook in RULES.items() if name in rules},
-    )
+    every = tensorrt_capabilities((10, 0), (11, 4))  # all formats
+    hooks = {name: hook for name, hook in RULES.items() if name in rules}
+    return replace(every, absorbs=frozenset({"Relu"}), rules=hooks)
 
 
 def space_of(model: Model, *rules: str, fmt: str = "int8") -> SchemeSpace:

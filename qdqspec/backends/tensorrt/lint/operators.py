@@ -3,7 +3,8 @@
 Sources of importers: the parser's table of operators at 10.1, 10.15 and 11.1, and its changelog; not measured. What the
 compiler refuses was measured with TensorRT for RTX, whose parser is of the same code and whose compiler is one of the
 two of TensorRT; no source of NVIDIA states any of it for TensorRT. Source of sizes: the operators that Model-Optimizer
-excludes, "as kernels are missing or slower"; not measured."""
+excludes, "as kernels are missing or slower"; not measured.
+"""
 
 from __future__ import annotations
 
