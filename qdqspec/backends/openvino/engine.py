@@ -39,7 +39,7 @@ from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._engine import import_library
 from qdqspec.backends._source import read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, named_nodes, read_kernels
+from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, read_kernels
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples
 
@@ -272,7 +272,7 @@ class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
         self._inputs, self._outputs = source.inputs, source.outputs
         with _refusals("OpenVINO could not build the model", model, cure=None):
             kernels = read_kernels(compiled.get_runtime_model())
-            self.graph_hash = graph_hash(kernels, named_nodes(kernels, source))
+            self.graph_hash = graph_hash(kernels, source)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""

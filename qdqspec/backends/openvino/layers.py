@@ -90,15 +90,16 @@ def read_kernels(runtime_model: Any) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def graph_hash(kernels: tuple[Kernel, ...], computed: tuple[tuple[str, ...], ...]) -> str:
+def graph_hash(kernels: Sequence[Kernel], model: Model) -> str:
     """Hash the kernels with their types, layouts, shapes, connections and the ONNX nodes that each computes.
 
-    ``computed`` are these nodes, kernel by kernel. Names that OpenVINO numbers anew in every build are excluded. So are
-    values of weights and scales, which the runtime graph does not contain: engines with equal hashes run the same
-    kernels and take the same time.
+    These nodes are those that a kernel's list names, without pairs. Names that OpenVINO numbers anew in every build are
+    excluded. So are values of weights and scales, which the runtime graph does not contain: engines with equal hashes
+    run the same kernels and take the same time.
     """
-    known: list[str] = []
-    for kernel, nodes in zip(kernels, computed, strict=True):
+    known, names = list[str](), _Names(model)
+    for kernel in kernels:
+        nodes = names.read(kernel.sources).nodes
         ends = (kernel.name,) if kernel.layer_type in (_INPUT, _OUTPUT) else ()
         parts = (kernel.layer_type, kernel.primitive, kernel.makes, kernel.details, *ends, "|", *nodes, "|")
         known.append(_digest(*parts, *(known[i] for i in kernel.inputs)))
@@ -132,12 +133,6 @@ class _Named:
     nodes: tuple[str, ...]
     quantized: tuple[str, ...]
     tensors: tuple[str, ...]  # of any pair
-
-
-def named_nodes(kernels: Sequence[Kernel], model: Model) -> tuple[tuple[str, ...], ...]:
-    """The nodes, pairs excluded, that each kernel's list names."""
-    names = _Names(model)
-    return tuple(names.read(kernel.sources).nodes for kernel in kernels)
 
 
 def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[KernelOrigin, ...]:
