@@ -175,7 +175,9 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
                 reply, *sent = (socket.socket(fileno=fd) for fd in fds)
                 request, answer = json.loads(message), dict[str, Any]()
                 if request["do"] == "count threads":
-                    answer["threads"] = _thread_count()
+                    # forking is safe with one only, those of native libraries included; none is known without /proc
+                    tasks = Path("/proc/self/task")
+                    answer["threads"] = len([*tasks.iterdir()]) if tasks.is_dir() else 0
                 elif request["do"] == "fork":
                     with sent[0] as connection:
                         try:
@@ -223,14 +225,6 @@ def _end(pid: int) -> int:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return 0
-
-
-def _thread_count() -> int:
-    """Threads of this process, including those of native libraries. Forking is safe with one only."""
-    try:
-        return len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return threading.active_count()
 
 
 # ---- role: single -------------------------------------------------------------------------------
