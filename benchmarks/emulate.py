@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/contracts/test_backends.py",
-    "tests/unit/backends/test_ort_overflow.py",
+    "tests/unit/backends/test_cpu.py",
 )
 TIMED = "times or threads or profile or layers"  # tests that depend on times or on profiles
 _A53 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"

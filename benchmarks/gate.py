@@ -32,7 +32,7 @@ from qdqspec.app.session.gate import (
 )
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
-from qdqspec.backends.memory import HasMemory, has_memory
+from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.profiles import Load

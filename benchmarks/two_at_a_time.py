@@ -18,7 +18,7 @@ from power import contested
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.memory import HasMemory, has_memory
+from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.profiles import Load

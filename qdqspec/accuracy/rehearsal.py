@@ -30,8 +30,7 @@ from qdqspec.accuracy.switches import (
     labelled_sites,
 )
 from qdqspec.backends.base import Engine
-from qdqspec.backends.memory import bytes_left
-from qdqspec.backends.open_engines import Engines
+from qdqspec.backends.open_engines import Engines, bytes_left
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, copies_values, is_default

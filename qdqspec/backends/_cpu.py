@@ -124,24 +124,22 @@ def detect() -> Cpu:
 
 
 def cpu_from_cpuinfo(text: str, cores: int, *, machine: str = "") -> Cpu:
-    """Read the first processor of ``/proc/cpuinfo``, x86 or ARM."""
+    """Read the first processor of ``/proc/cpuinfo``, x86 or ARM.
+
+    Where a hypervisor or ARM hides the brand string, numbers identify the generation.
+    """
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())
     flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
-    return Cpu(product=_product(fields, machine), flags=flags, cores=cores)
-
-
-def _product(fields: dict[str, str], machine: str) -> str:
-    """The brand string; if a hypervisor or ARM hides it, the numbers that identify the generation."""
+    product = fields.get("model name", machine or "unknown")
     if "CPU part" in fields:
-        return f"{machine or 'arm'} {fields.get('CPU implementer', '')} {fields['CPU part']}"
-    brand = fields.get("model name", machine or "unknown")
-    if re.search(r"\d", _NOISE.sub(" ", brand)) or "cpu family" not in fields:
-        return brand
-    return f"{brand} family {fields['cpu family']} model {fields.get('model', '0')}"
+        product = f"{machine or 'arm'} {fields.get('CPU implementer', '')} {fields['CPU part']}"
+    elif "cpu family" in fields and not re.search(r"\d", _NOISE.sub(" ", product)):
+        product = f"{product} family {fields['cpu family']} model {fields.get('model', '0')}"
+    return Cpu(product=product, flags=flags, cores=cores)
 
 
 def cpu_from_sysctl(text: str, cores: int) -> Cpu:

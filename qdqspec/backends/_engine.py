@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from qdqspec._core.arrays import Array
@@ -146,8 +147,13 @@ def require_file(model: Path) -> None:
         raise BackendError("there is no such model file", where=model, cure="check the path")
 
 
+def known_cure(text: str, cures: Mapping[str, str]) -> str | None:
+    """The cure of the first of these texts that a message contains."""
+    return next((cure for sign, cure in cures.items() if sign in text), None)
+
+
 def refusals_of(
-    plainly: Callable[[Exception], str] = one_line, cure_for: Callable[[str], str | None] = lambda _: None
+    plainly: Callable[[Exception], str] = one_line, cures: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[..., AbstractContextManager[None]]:
     """A context manager ``(what, model, cure)`` that converts a library's exceptions to `BackendError`.
 
@@ -162,6 +168,6 @@ def refusals_of(
             raise
         except Exception as error:  # noqa: BLE001 - the libraries' exceptions share no public base class
             why = plainly(error)
-            raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
+            raise BackendError(f"{what}: {why}", where=model, cure=known_cure(why, cures) or cure) from None
 
     return refusals

@@ -17,8 +17,7 @@ import numpy as np
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
-from qdqspec.backends.memory import HasMemory, has_memory
-from qdqspec.backends.open_engines import Engines
+from qdqspec.backends.open_engines import Engines, HasMemory, has_memory
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.profiles import Load, attach, profile_latencies
 from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, settle, warmed

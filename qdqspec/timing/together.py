@@ -20,7 +20,7 @@ import numpy as np
 
 from qdqspec._core.units import count_text
 from qdqspec.backends.base import Engine
-from qdqspec.backends.memory import HasMemory, MemoryShortError, has_memory, is_memory_error
+from qdqspec.backends.open_engines import HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.timing.race import Turn, on_each_clock, settle
 from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios, trimmed_error

@@ -20,7 +20,7 @@ NEVER_CALLED = re.compile(
     r"|np\.fromregex|pd\.read_pickle"
 )
 TALKS_TO_CHILDREN = {
-    "backends/onnxruntime_web/node.py",
+    "backends/onnxruntime_web/engine.py",
     "backends/isolation/launch.py",
     "_core/arrays.py",
     "backends/isolation/worker.py",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qdqspec.app.plugin.options import settings_of
-from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.errors import BackendError
 
 GPU_BACKENDS = ("tensorrt", "tensorrt-rtx", "trtexec")

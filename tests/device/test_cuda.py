@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Gpu, HostBuffer, Stream
+from qdqspec.backends.tensorrt import cuda
+from qdqspec.backends.tensorrt.cuda import CudaError, DeviceBuffer, Gpu, HostBuffer, Stream
 
 pytestmark = pytest.mark.gpu
 

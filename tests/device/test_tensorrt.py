@@ -1,4 +1,4 @@
-"""Assumptions of the backend about TensorRT, checked on hardware. Each test is one sentence of docs/tensorrt.md."""
+"""The backend contract on hardware, and assumptions of the backend about TensorRT, each of docs/tensorrt.md."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ import pytest
 from graph_text import saved
 
 from qdqspec.app.session import Session
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import load_model
-from qdqspec.testing.backends import small_model
+from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
 
 pytestmark = pytest.mark.gpu
+
+
+class TestOnDevice(BackendContract):
+    @pytest.fixture
+    def backend(self, device: Isolated) -> Backend:
+        return device
+
+    @pytest.fixture
+    def options(self, chosen: BuildOptions) -> BuildOptions:
+        return chosen
+
 
 FEEDS = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
 

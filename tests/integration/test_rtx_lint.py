@@ -16,7 +16,7 @@ from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.tensorrt_rtx.options import compute_capability
+from qdqspec.backends.tensorrt_rtx.compiler import compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.lint import lint_model

@@ -16,8 +16,8 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.tensorrt_rtx.compiler import compute_capability
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
-from qdqspec.backends.tensorrt_rtx.options import compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model

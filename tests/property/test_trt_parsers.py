@@ -15,7 +15,7 @@ from qdqspec.backends.tensorrt.layers import (
     read_layers,
     read_profile,
 )
-from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.process import read_log
 from qdqspec.errors import BackendError
 
 names = st.text(st.sampled_from('abC_1 +|(){}[],.:*"\\\x1e\x1f') | st.characters(codec="utf-8"), max_size=40)

@@ -19,8 +19,7 @@ def require_web(options: BuildOptions = PLAIN) -> None:
 
 def require_rtx() -> None:
     """Skip the calling test, with the command that installs it, if TensorRT for RTX cannot be used."""
-    from qdqspec.backends.tensorrt.api import RTX
-    from qdqspec.backends.tensorrt.device import look
+    from qdqspec.backends.tensorrt.device import RTX, look
 
     if (found := look(RTX)).why:
         pytest.skip(f"{found.why}; {found.install or RTX.install}")

@@ -26,7 +26,7 @@ from qdqspec.app.report.record import case_from_json, case_to_json, read_record,
 from qdqspec.app.report.write import format_named
 from qdqspec.app.session.study import _read as read_study
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
-from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.process import read_log
 from qdqspec.checks.baselines import (
     Conditions,
     Entry,

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
-_FILES = ("api", "build", "cache", "device", "engine", "log", "options", "run")
+_FILES = ("build", "cache", "device", "engine", "log", "run")
 SOURCES = tuple(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in _FILES)
 Surface = dict[str, Any]
 
@@ -271,10 +271,11 @@ def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
 
 _SUBCLASSES = """
 import tensorrt as trt
-from qdqspec.backends.tensorrt import api as trt_api
+from qdqspec.backends.tensorrt import build as trt_build
+from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt import log as trt_log
 from qdqspec.backends.tensorrt import run as trt_run
-trt_api.TENSORRT.require()
+trt_device.TENSORRT.require()
 log, logger = trt_log.open_log()
 logger.log(trt.ILogger.Severity.WARNING, "a line")
 assert log.warnings == ("a line",)
@@ -288,7 +289,7 @@ allocator.notify_shape("y", trt.Dims([2, 3]))
 assert allocator.shape == (2, 3)
 profile_shape = trt.Dims([1, 3])
 assert tuple(profile_shape) == (1, 3)
-print("1 <<", trt_api.network_flags().bit_length() - 1)
+print("1 <<", trt_build.network_flags().bit_length() - 1)
 for name in ("reallocate_output_async", "notify_shape"):
     if name in trt.IOutputAllocator.__doc__:
         print(name)

@@ -65,7 +65,16 @@ def cost_of(model: Model, seed: int, scale: float = 1.0, integer: float = 1.0) -
         if (layer := simulation.layer(node)) is not None
     )
     layers = layers or (LayerTime(name="run", op_type="Run", milliseconds=LAUNCH_MS * scale),)
-    return Cost(layers=layers, structure=_structure(model, layers))
+    digest = hashlib.sha256()
+    for layer in layers:
+        digest.update(repr((layer.op_type, layer.nodes, layer.tensors, layer.milliseconds)).encode())
+    for node in model.nodes:
+        if node.op_type in QDQ_OPS:
+            digest.update(repr(node.inputs).encode())
+            for tensor in node.inputs[1:3]:  # scale and zero point
+                if tensor in model.constants:
+                    digest.update(model.array(tensor).tobytes())
+    return Cost(layers=layers, structure=digest.hexdigest()[:16])
 
 
 class _Simulation:
@@ -87,11 +96,10 @@ class _Simulation:
             return None
         kind = self._narrow.get(node.name)
         fused = [self._behind(node)] if self._absorbs(node) else []
-        discount = 1.0 if kind is None else self._discount(node, kind)
         return LayerTime(
             name=f"{node.name}_kernel",
             op_type=node.op_type if kind is None else f"QLinear{node.op_type}",
-            milliseconds=LAUNCH_MS + self._work_ms(node) * discount,
+            milliseconds=LAUNCH_MS + self._work_ms(node, kind),
             nodes=(node.name, *(other.name for other in fused)),
             integer=kind is not None,
         )
@@ -99,19 +107,20 @@ class _Simulation:
     # ---- narrow kernels -------------------------------------------------------------------------
 
     def _kind_of_kernel(self, node: Node) -> str | None:
-        """The format that a node computes in; ``None`` for float."""
-        kinds = self._kinds_read(node) if node.op_type in LABELS else []
+        """The format that a node computes in, by that of each activation and weight; ``None`` for float.
+
+        A bias may be float.
+        """
+        if node.op_type not in LABELS:
+            return None
+        inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
+        producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
+        kinds = [self._kind(p.inputs[0]) if p is not None and _dequantizes(p) else None for p in producers]
         if kinds == [None, INT4]:
             return INT4 if node.op_type in BLOCKED_AXES else None
         if not kinds or kinds[0] is None or kinds[0] == INT4 or len(set(kinds)) > 1:
             return None
         return kinds[0] if "in-only" in LABELS[node.op_type] or self._is_quantized(node) else None
-
-    def _kinds_read(self, node: Node) -> list[str | None]:
-        """The format of every activation and weight that is dequantized; a bias may be float."""
-        inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
-        producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
-        return [self._kind(p.inputs[0]) if p is not None and _dequantizes(p) else None for p in producers]
 
     def _kind(self, stored: str) -> str | None:
         """The format of stored numbers. 8-bit floats are distinguished by their scales."""
@@ -179,27 +188,31 @@ class _Simulation:
 
     # ---- work -----------------------------------------------------------------------------------
 
-    def _work_ms(self, node: Node) -> float:
-        if node.op_type in LINEAR:
-            return self._flops(node) / _FLOPS_PER_MS * self._draw(node, "speed", 0.7, 1.4)
-        elements = sum(self._elements(t) for t in (*node.inputs, *node.outputs) if t)
-        return elements / _ELEMENTS_PER_MS * self._draw(node, "speed", 0.5, 2.0)
-
-    def _discount(self, node: Node, kind: str) -> float:
-        """The ratio of a quantized kernel's time to the float kernel's. Small operators may be slower."""
+    def _work_ms(self, node: Node, kind: str | None) -> float:
+        """The time of a kernel without its launch. Small operators may be slower in a quantized format."""
+        is_linear = node.op_type in LINEAR
+        if is_linear:
+            weight = self._shape(node.inputs[1])
+            if node.op_type in ("Conv", "ConvTranspose"):
+                side = node.outputs[0] if node.op_type == "Conv" else node.inputs[0]
+                inner = math.prod(weight[1:])
+            else:
+                side = node.outputs[0]
+                inner = weight[-2] if len(weight) > 1 else math.prod(weight)
+            flops = 2.0 * self._elements(side) * inner
+            work = flops / _FLOPS_PER_MS * self._draw(node, "speed", 0.7, 1.4)
+        else:
+            elements = sum(self._elements(t) for t in (*node.inputs, *node.outputs) if t)
+            work = elements / _ELEMENTS_PER_MS * self._draw(node, "speed", 0.5, 2.0)
+        discount = 1.0
         if kind == INT4:
-            return self._factor * self._draw(node, kind, 0.3, 1.2)
-        what = "integer" if kind == INT8 else kind
-        base = self._factor * self._draw(node, what, 0.25, 0.8 if node.op_type in LINEAR else 1.3)
-        return base if self._is_quantized(node) else base * self._draw(node, "in-only", 0.9, 1.3)
-
-    def _flops(self, node: Node) -> float:
-        weight = self._shape(node.inputs[1])
-        if node.op_type in ("Conv", "ConvTranspose"):
-            side = node.outputs[0] if node.op_type == "Conv" else node.inputs[0]
-            return 2.0 * self._elements(side) * math.prod(weight[1:])
-        inner = weight[-2] if len(weight) > 1 else self._elements(node.inputs[1])
-        return 2.0 * self._elements(node.outputs[0]) * inner
+            discount = self._factor * self._draw(node, kind, 0.3, 1.2)
+        elif kind is not None:
+            what = "integer" if kind == INT8 else kind
+            discount = self._factor * self._draw(node, what, 0.25, 0.8 if is_linear else 1.3)
+            if not self._is_quantized(node):
+                discount *= self._draw(node, "in-only", 0.9, 1.3)
+        return work * discount
 
     def _elements(self, tensor: str) -> float:
         return float(math.prod(self._shape(tensor)))
@@ -222,16 +235,3 @@ def fraction(*parts: object) -> float:
     """A number in [0, 1) that depends on ``parts`` only, uniformly distributed over different parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big") / 2**56
-
-
-def _structure(model: Model, layers: tuple[LayerTime, ...]) -> str:
-    digest = hashlib.sha256()
-    for layer in layers:
-        digest.update(repr((layer.op_type, layer.nodes, layer.tensors, layer.milliseconds)).encode())
-    for node in model.nodes:
-        if node.op_type in QDQ_OPS:
-            digest.update(repr(node.inputs).encode())
-            for tensor in node.inputs[1:3]:  # scale and zero point
-                if tensor in model.constants:
-                    digest.update(model.array(tensor).tobytes())
-    return digest.hexdigest()[:16]

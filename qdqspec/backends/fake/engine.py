@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +47,7 @@ def _number(default: float) -> Any:
     return option(NUMBER, _HELP, default)
 
 
-def _stage() -> Any:
-    return option(one_of("build", "run", "bind", "time", "layers"), _HELP, "")
+_STAGE = one_of("build", "run", "bind", "time", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +66,10 @@ class FakeOptions:
     integer: float = _number(1.0)
     fail_rate: float = _number(0.0)
     fault_rate: float = _number(1.0)
-    raise_: str = _stage()
-    crash: str = _stage()
-    hang: str = _stage()
-    oom: str = _stage()
+    raise_: str = option(_STAGE, _HELP, "")
+    crash: str = option(_STAGE, _HELP, "")
+    hang: str = option(_STAGE, _HELP, "")
+    oom: str = option(_STAGE, _HELP, "")
 
 
 OPTIONS = declare("fake", FakeOptions, separator="_")
@@ -196,8 +195,13 @@ class FakeEngine:
         state, layers = self._device.state(self._words), self._layers_at(profile)
         steady = math.fsum(layer.milliseconds * (state if layer.integer else 1.0) for layer in layers)
         self._device.pass_time(warmup * steady)
-        cpu, wall = zip(*(self._one_run(steady) for _ in range(runs)), strict=True) if runs else ((), ())
-        return Samples(wall_ms=wall, cpu_ms=cpu)
+        cpu, wall = list[float](), list[float]()
+        for _ in range(runs):
+            drifted = steady * self._device.drift(self._words)
+            cpu.append(drifted * math.exp(self._words.run_noise * self._random.standard_normal()))
+            wall.append(cpu[-1] * math.exp(self._words.wall_noise * abs(self._random.standard_normal())))
+            self._device.pass_time(wall[-1])
+        return Samples(wall_ms=tuple(wall), cpu_ms=tuple(cpu))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Times per kernel, with the noise of a mean of ``runs`` runs."""
@@ -212,13 +216,6 @@ class FakeEngine:
 
     def close(self) -> None:
         """No resources are held."""
-
-    def _one_run(self, milliseconds: float) -> tuple[float, float]:
-        steady = milliseconds * self._device.drift(self._words)
-        cpu = steady * math.exp(self._words.run_noise * self._random.standard_normal())
-        wall = cpu * math.exp(self._words.wall_noise * abs(self._random.standard_normal()))
-        self._device.pass_time(wall)
-        return cpu, wall
 
     def _check(self, feeds: Mapping[str, Array]) -> None:
         if missing := sorted(set(self._inputs) - set(feeds)):
@@ -244,30 +241,23 @@ def break_down(words: FakeOptions, stage: str) -> None:
     if words.raise_ == stage:
         raise RuntimeError(f"simulated failure in {stage}")
     if words.crash == stage:
-        _crash()
+        sys.stderr.write("simulated device: about to crash\n")
+        sys.stderr.flush()
+        ctypes.string_at(0)
+        raise SystemError("reading address 0 did not crash this process")
     if words.hang == stage:
         while True:
             time.sleep(3600)
     if words.oom == stage:
-        _exhaust_memory()
+        if sys.platform == "win32":
+            raise MemoryError("simulated")
+        import resource
 
-
-def _crash() -> NoReturn:
-    sys.stderr.write("simulated device: about to crash\n")
-    sys.stderr.flush()
-    ctypes.string_at(0)
-    raise SystemError("reading address 0 did not crash this process")
-
-
-def _exhaust_memory() -> None:
-    """Exceed a limit set for this process alone, so that the machine's memory is not used up."""
-    if sys.platform == "win32":
-        raise MemoryError("simulated")
-    import resource
-
-    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_MARGIN, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    bytearray(4 * _MEMORY_MARGIN)
+        # a limit of this process alone, so that the machine's memory is not used up
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_MARGIN, most))
+        bytearray(4 * _MEMORY_MARGIN)
 
 
 backend = FakeDevice

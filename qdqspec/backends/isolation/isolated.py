@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from qdqspec import errors
 from qdqspec._core.arrays import Array, Header, Reduction, WireClosedError
 from qdqspec._core.files import Closing
 from qdqspec._core.options import options_of
@@ -25,7 +24,7 @@ from qdqspec._core.units import signal_text
 from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Capabilities, backend_named
 from qdqspec.backends.isolation import launch
 from qdqspec.backends.isolation.worker import options_to_json
-from qdqspec.errors import BackendError, OutputError
+from qdqspec.errors import BackendError, BackendUnavailableError, OutputError
 from qdqspec.graph.storage import WEIGHTS
 from qdqspec.qdq.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -192,10 +191,6 @@ class IsolatedEngine:
         answer, _ = self.ask({"do": "memory"})
         return answer["held"], answer["free"]
 
-    def log(self) -> str:
-        """The log of the child so far; empty once it is closed."""
-        return launch.log_of(self._child.folder)
-
     def close(self) -> None:
         """Kill the child and free its resources; closing twice is harmless."""
         self._remove_process()
@@ -224,8 +219,7 @@ class IsolatedEngine:
         if "error" in answer:
             self.close()
             found = answer["error"]
-            is_missing = found["kind"] == "BackendUnavailableError"
-            kind = errors.BackendUnavailableError if is_missing else BackendError
+            kind = BackendUnavailableError if found["kind"] == "BackendUnavailableError" else BackendError
             where = found.get("where") or self._model
             raise self._explained(kind(found["what"], where=where, cure=found.get("cure")))
         return answer, outputs
@@ -237,12 +231,16 @@ class IsolatedEngine:
         """The error of a request without an answer within so many seconds, or of one during which the process ended."""
         words = launch.last_lines(self._child.folder)
         code, cure = self._remove_process() or 0, None
-        if seconds is None:
-            problem = f"the engine's process {_exit_text(code)} during '{what}'"
-        else:
+        if seconds is not None:
             problem = f"the engine gave no answer to '{what}' for {seconds:g} s and was ended"
             given_up = "leave this candidate out"
             cure = "give it more time with --qdq-build-limit" if what == "build" else given_up
+        elif code >= 0:
+            problem = f"the engine's process ended with exit code {code} during '{what}'"
+        else:
+            name = signal_text(-code)
+            hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+            problem = f"the engine's process was killed by {name}{hint} during '{what}'"
         if words:
             problem += f"; the end of its log:\n{words}"
         return BackendError(problem, where=self._model, cure=cure)
@@ -266,12 +264,3 @@ class IsolatedEngine:
             where=folder,
             cure="free some space or set TMPDIR to another folder",
         )
-
-
-def _exit_text(code: int) -> str:
-    """The meaning of an exit code, as text."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal_text(-code)
-    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

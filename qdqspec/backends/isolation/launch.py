@@ -63,16 +63,12 @@ def engine_folder(scratch: Path) -> Path:
         return Path(tempfile.mkdtemp(dir=scratch))
 
 
-def log_of(folder: Path) -> str:
-    """Standard output and standard error of the process with this folder."""
-    with contextlib.suppress(OSError):
-        return (folder / LOG).read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def last_lines(folder: Path) -> str:
-    """The last log lines of the process with this folder."""
-    lines = [line.rstrip() for line in log_of(folder)[-_TAIL_BYTES:].splitlines() if line.strip()]
+    """The last lines of standard output and standard error of the process with this folder."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-_TAIL_LINES:])
 
 
@@ -224,8 +220,8 @@ class Interpreters:
 
 
 def can_fork() -> bool:
-    """Whether forking is available and safe. Apple's frameworks do not support it, whatever the number of threads."""
-    return hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "darwin"
+    """Whether forking is available and known to be safe: only Linux lists the threads of native libraries."""
+    return sys.platform == "linux"
 
 
 def open_launcher(
@@ -233,9 +229,14 @@ def open_launcher(
 ) -> Zygote | Interpreters:
     """The fast launcher if requested and safe, else the plain one. It belongs to the caller until `give_back`."""
     if fork:
-        idle = _idle_zygote(_circumstances(backend)) if interpreter is None else None
+        with _IDLE_LOCK:
+            wanted = _circumstances(backend) if interpreter is None else None
+            idle = [each for each in _IDLE if each.circumstances == wanted and each.is_running]
+            if idle:
+                _IDLE.remove(idle[-1])
+                return idle[-1]
         with contextlib.suppress(NotForkableError):
-            return idle or Zygote(backend, interpreter)
+            return Zygote(backend, interpreter)
     return Interpreters(backend, interpreter)
 
 
@@ -261,15 +262,6 @@ def close_idle(but: int = 0) -> None:
 
 _IDLE: list[Zygote] = []  # the one that was given back last is the last
 _IDLE_LOCK = threading.Lock()
-
-
-def _idle_zygote(circumstances: tuple[object, ...]) -> Zygote | None:
-    """An idle zygote that was started under these circumstances."""
-    with _IDLE_LOCK:
-        fitting = [each for each in _IDLE if each.circumstances == circumstances and each.is_running]
-        if fitting:
-            _IDLE.remove(fitting[-1])
-    return fitting[-1] if fitting else None
 
 
 def _circumstances(backend: str) -> tuple[object, ...]:

@@ -52,7 +52,7 @@ class Service:
         self.where: Callable[[], AbstractContextManager[None]] = nullcontext  # context of timed runs
         # builds the model once more, to run it between runs of the engine; none for a large model or on a device
         self.build_other: Callable[[], Engine] | None = None
-        self.other: Engine | None = None
+        self.other: Engine | None = None  # the second engine of the model, with the same inputs
         self.bound: dict[int, Mapping[str, Array]] = {}  # inputs by profile
 
     def serve(self) -> None:
@@ -104,18 +104,14 @@ class Service:
             if header["after_another"]:
                 if self.build_other is not None:
                     engine.time(1, warmup - 1, profile)
-                    self._other(self.build_other).time(1, profile=profile)
+                    if self.other is None:
+                        self.other = self.build_other()
+                        for number, feeds in self.bound.items():
+                            self.other.bind(feeds, number)
+                    self.other.time(1, profile=profile)
                 warmup = 0
             samples = engine.time(header["runs"], warmup, profile)
         return {"samples": to_data(samples)}, {}
-
-    def _other(self, build: Callable[[], Engine]) -> Engine:
-        """The second engine of the model, with the same inputs; built on first use."""
-        if self.other is None:
-            self.other = build()
-            for number, feeds in self.bound.items():
-                self.other.bind(feeds, number)
-        return self.other
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Reply:
         with self.where():
@@ -176,31 +172,27 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
                 if not message:
                     break
                 reply, *sent = (socket.socket(fileno=fd) for fd in fds)
-                answer = _execute(json.loads(message), control, sent, backend, children)
+                request, answer = json.loads(message), dict[str, Any]()
+                if request["do"] == "count threads":
+                    # forking is safe with one only, those of native libraries included; none is known without /proc
+                    tasks = Path("/proc/self/task")
+                    answer["threads"] = len([*tasks.iterdir()]) if tasks.is_dir() else 0
+                elif request["do"] == "fork":
+                    with sent[0] as connection:
+                        try:
+                            answer["pid"] = _fork(connection, control, backend, Path(request["folder"]))
+                            children.add(answer["pid"])
+                        except OSError as error:
+                            answer["error"] = str(error)
+                else:
+                    children.discard(request["pid"])
+                    answer["status"] = _end(request["pid"])
                 with reply, suppress(ConnectionError):  # the request may have been interrupted
                     reply.send(json.dumps(answer).encode())
     finally:
         for pid in children:
             _end(pid)
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _execute(
-    request: Header, control: socket.socket, sent: list[socket.socket], backend: Backend, children: set[int]
-) -> Header:
-    if request["do"] == "count threads":
-        return {"threads": _thread_count()}
-    if request["do"] == "fork":
-        (connection,) = sent
-        with connection:
-            try:
-                pid = _fork(connection, control, backend, Path(request["folder"]))
-            except OSError as error:
-                return {"error": str(error)}
-        children.add(pid)
-        return {"pid": pid}
-    children.discard(request["pid"])
-    return {"status": _end(request["pid"])}
 
 
 def _fork(connection: socket.socket, control: socket.socket, backend: Backend, folder: Path) -> int:
@@ -211,7 +203,10 @@ def _fork(connection: socket.socket, control: socket.socket, backend: Backend, f
     code = 1
     try:
         control.close()
-        _end_with_parent(parent)
+        if (request := ending_with_parent()) is not None:  # Linux kills this process when the zygote ends
+            request()
+            if os.getppid() != parent:  # it ended before the request took effect
+                os._exit(1)
         _enter(folder)
         Service(FrameStream(connection), backend).serve()
         code = 0
@@ -231,29 +226,20 @@ def _end(pid: int) -> int:
         return 0
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the zygote ends for any reason."""
-    if (request := ending_with_parent()) is not None:
-        request()
-        if os.getppid() != parent:  # it ended before the request took effect
-            os._exit(1)
-
-
-def _thread_count() -> int:
-    """Threads of this process, including those of native libraries. Forking is safe with one only."""
-    try:
-        return len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return threading.active_count()
-
-
 # ---- role: single -------------------------------------------------------------------------------
 
 
 def run_single(connection: socket.socket, name: str, folder: Path) -> None:
     """Serve one engine, until the connection or standard input ends."""
     lifeline = os.dup(0)
-    threading.Thread(target=_exit_at_end_of, args=(lifeline, folder.parent), daemon=True).start()
+
+    def exit_at_its_end() -> None:
+        """End this process when the parent's end of the pipe closes, even during a hanging native call."""
+        os.read(lifeline, 1)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=exit_at_its_end, daemon=True).start()
     _enter(folder)
     stream = FrameStream(connection)
     try:
@@ -263,13 +249,6 @@ def run_single(connection: socket.socket, name: str, folder: Path) -> None:
         stream.send({"error": error_to_json(error)})
         return
     Service(stream, backend).serve()
-
-
-def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
-    """End this process when the parent's end of the pipe closes, even during a hanging native call."""
-    os.read(lifeline, 1)
-    shutil.rmtree(scratch, ignore_errors=True)
-    os._exit(1)
 
 
 # ---- both ---------------------------------------------------------------------------------------
@@ -287,25 +266,18 @@ def _enter(folder: Path) -> None:
     os.close(null)
 
 
-def _prefer_for_oom_kill() -> None:
-    """Disable core files, and raise the OOM score, so that the kernel kills this process before the run."""
-    if sys.platform == "win32":
-        return
-    import resource  # not on Windows
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
-
-
 def main(arguments: list[str]) -> None:
     """``zygote BACKEND FD FOLDER`` or ``single BACKEND FD FOLDER``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _prefer_for_oom_kill()
     role, name, number, folder = arguments
     if sys.platform == "win32":
         connection = socket.fromshare(os.read(0, CONTROL_LIMIT))
     else:
+        import resource  # not on Windows
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files
+        with suppress(OSError):  # the kernel kills this process before the run
+            Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
         connection = socket.socket(fileno=int(number))
     (run_zygote if role == "zygote" else run_single)(connection, name, Path(folder))
 
@@ -337,15 +309,15 @@ def one_processor() -> Iterator[None]:
 
 def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
     """The last of the fastest cores: interrupts are handled by the first."""
-    return max(usable, key=lambda number: (_speed(system / f"cpu{number}"), number))
 
+    def speed(number: int) -> int:
+        """In an arbitrary unit; 0 if the system does not report it."""
+        for name in _SPEEDS:
+            with suppress(OSError, ValueError):
+                return int((system / f"cpu{number}" / name).read_text(encoding="ascii"))
+        return 0
 
-def _speed(folder: Path) -> int:
-    """The speed of a core in an arbitrary unit; 0 if the system does not report it."""
-    for name in _SPEEDS:
-        with suppress(OSError, ValueError):
-            return int((folder / name).read_text(encoding="ascii"))
-    return 0
+    return max(usable, key=lambda number: (speed(number), number))
 
 
 if __name__ == "__main__":

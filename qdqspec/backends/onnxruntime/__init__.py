@@ -10,7 +10,7 @@ from qdqspec._core.hooks import Declaration, attributes_of
 # over the network, and with which the process must not be forked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_OPTIMIZE = f"{__name__}.optimize"
+_ENGINE = f"{__name__}.engine"
 _OPTIMIZATION = "onnxruntime.optimization"
 
 declaration = Declaration(
@@ -19,16 +19,16 @@ declaration = Declaration(
     lint_package="onnxruntime",
     lint_rules=f"{__name__}.lint",
     optimizers={
-        "onnxruntime-basic": f"{_OPTIMIZE}:basic",
-        "onnxruntime-extended": f"{_OPTIMIZE}:extended",
-        "onnxruntime-all": f"{_OPTIMIZE}:everything",
+        "onnxruntime-basic": f"{_ENGINE}:basic",
+        "onnxruntime-extended": f"{_ENGINE}:extended",
+        "onnxruntime-all": f"{_ENGINE}:everything",
     },
     polygraphy=("--onnxrt",),
     kernel_origins=f"{__name__}.layers:map_kernels",
-    float16=f"{_OPTIMIZE}:half_model",
-    program=f"{__name__}.engine:program",
+    float16=f"{_ENGINE}:half_model",
+    program=f"{_ENGINE}:program",
     as_defined={_OPTIMIZATION: "off"},
     optimized={_OPTIMIZATION: "pairs-kept"},
 )
 
-__getattr__ = attributes_of(f"{__name__}.engine", "backend")
+__getattr__ = attributes_of(_ENGINE, "backend")

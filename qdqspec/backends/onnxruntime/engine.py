@@ -1,4 +1,4 @@
-"""The backend of ONNX Runtime on the CPU.
+"""The backend of ONNX Runtime on the CPU, its engine, and the models that it writes.
 
 ``onnxruntime`` itself is imported inside functions, so that importing this module is fast.
 
@@ -10,6 +10,7 @@ ONNX standard defines it and all other operators in floating point.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import re
 import tempfile
 from collections.abc import Mapping
@@ -25,16 +26,18 @@ import onnx
 from qdqspec._core.arrays import Array
 from qdqspec._core.options import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu, _engine
+from qdqspec.backends._engine import one_line
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, ModelError
+from qdqspec.graph.flat import unique_node_names
+from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
 
 AS_DEFINED = "off"
 FULL = "all"
@@ -106,7 +109,7 @@ _UNKNOWN = (
     "off the model"
 )
 # Text contained in a message, and the remedy.
-_CURES = {
+CURES = {
     "is not a registered function/op": _UNKNOWN,
     "No Op registered for": _UNKNOWN,
     "Unsupported model IR version": "save the model with an older IR version, or update onnxruntime",
@@ -125,18 +128,13 @@ def plainly(error: Exception) -> str:
     return text[:_LONGEST].strip() or type(error).__name__
 
 
-def cure_for(text: str) -> str | None:
-    """The remedy for an error, if known."""
-    return next((cure for sign, cure in _CURES.items() if sign in text), None)
-
-
 _OPTIMIZER = (
     "ONNX Runtime's optimizer breaks the model, which runs without it (--backend-option onnxruntime.optimization=off): "
     "leave the nodes around the one that fails in float, or report it to ONNX Runtime"
 )
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_refusals = _engine.refusals_of(plainly, cure_for)
+_refusals = _engine.refusals_of(plainly, CURES)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
@@ -176,10 +174,15 @@ class OnnxRuntime:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""
+        try:
+            version = tuple(int(part) for part in _installed_version().split(".")[:2])
+        except ImportError:  # without the package the table of operators is still shown
+            version = (0, 0)
+        blocked = (*ops.BLOCKED_4, *(ops.BLOCKED_8 if version >= ops.BLOCKED_8_SINCE else ()))
         return replace(
-            ops.capabilities(_blocked_formats()),
+            ops.capabilities(blocked),
             reduce_range=ops.overflows(_cpu.detect()),
-            rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.placement:copies_read_in_bodies"},
+            rules={"copies-read-in-bodies": "qdqspec.backends.onnxruntime.ops:copies_read_in_bodies"},
             enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 
@@ -214,21 +217,15 @@ class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Ar
             with _refusals(_engine.cannot_run(feeds), self.model):
                 values = session.run(self._outputs, dict(feeds))
         except BackendError as error:
-            if error.cure == _engine.CHECK_INPUTS and self._runs_as_defined(feeds):
-                raise BackendError(error.what, where=self.model, cure=_OPTIMIZER) from None
-            raise
+            if error.cure != _engine.CHECK_INPUTS:
+                raise
+            extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
+            with suppress(BackendError), _refusals("", self.model):
+                plain = open_session(self.model, replace(self._options, extra=extra))
+                plain.run(self._outputs, dict(feeds))
+                error = BackendError(error.what, where=self.model, cure=_OPTIMIZER)
+            raise error from None
         return dict(zip(self._outputs, values, strict=True))
-
-    def _runs_as_defined(self, feeds: Mapping[str, Array]) -> bool:
-        """Whether the model runs on these inputs without optimization."""
-        extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
-        try:
-            session = open_session(self.model, replace(self._options, extra=extra))
-            with _refusals("", self.model):
-                session.run(self._outputs, dict(feeds))
-        except BackendError:
-            return False
-        return True
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once."""
@@ -262,15 +259,6 @@ class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Ar
         return layer_times(kernels, origins, events, runs=runs, total_ms=total_ms)
 
 
-def _blocked_formats() -> tuple[str, ...]:
-    """The formats of weights in blocks that the installed version has kernels for."""
-    try:
-        version = tuple(int(part) for part in _installed_version().split(".")[:2])
-    except ImportError:  # without the package the table of operators is still shown
-        return ops.BLOCKED_4
-    return (*ops.BLOCKED_4, *(ops.BLOCKED_8 if version >= ops.BLOCKED_8_SINCE else ()))
-
-
 def _installed_version() -> str:
     """The version of the package that provides ``onnxruntime``: builds for other hardware have other names."""
     for package in _PACKAGES:
@@ -296,22 +284,6 @@ def open_session(
     """
     ort = _engine.import_library("onnxruntime", _INSTALL)
     _engine.require_file(model)
-    settings = _session_options(options)
-    if optimized is not None:
-        settings.optimized_model_filepath = str(optimized)
-        external = "session.optimized_model_external_initializers_"
-        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
-        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
-    if profile is not None:
-        settings.enable_profiling = True
-        settings.profile_file_prefix = str(profile)
-    with _refusals(failure, model, cure=None):
-        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
-
-
-def _session_options(options: BuildOptions) -> ort.SessionOptions:
-    import onnxruntime as ort
-
     words = OPTIONS.of(options.extra)
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
@@ -332,7 +304,80 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
                 where=library,
                 cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
             ) from None
-    return settings
+    if optimized is not None:
+        settings.optimized_model_filepath = str(optimized)
+        external = "session.optimized_model_external_initializers_"
+        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
+        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
+    if profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(profile)
+    with _refusals(failure, model, cure=None):
+        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
 backend = OnnxRuntime
+
+
+# ---- models that ONNX Runtime writes ---------------------------------------------------------------
+
+
+def optimize(model: Path, folder: Path, *, level: str) -> Path:
+    """Write the optimized model of the CPU provider into ``folder``, and return the file.
+
+    Raises `BackendError` with ONNX Runtime's reason, `BackendUnavailableError` if it is not installed.
+    """
+    out = folder / f"{level}.onnx"
+    options = BuildOptions(extra={"onnxruntime.optimization": level})
+    open_session(model, options, optimized=out, failure="ONNX Runtime could not optimize the model")
+    return out
+
+
+basic = partial(optimize, level="basic")
+extended = partial(optimize, level="extended")
+everything = partial(optimize, level="all")
+
+
+_CONVERTER = "onnxruntime.transformers.float16"
+
+
+def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.ModelProto:
+    """The network of a file in float16; every node has its name in ``model``.
+
+    Inputs and outputs are float16 too, or keep their types, with casts, if ``keep_io`` is set.
+    All weights are loaded into memory. Raises `ModelError` if the converter's result cannot be used.
+    """
+    proto = onnx.load(str(path))
+    for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
+        node.name = name
+    try:
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
+        converted: onnx.ModelProto = convert_float_to_float16(
+            proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
+        )
+    except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
+        why = one_line(error, 200)
+        raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
+    ordered = _in_order(converted.graph)
+    del converted.graph.node[:]
+    converted.graph.node.extend(ordered)
+    return converted
+
+
+def _in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes in topological order, otherwise unchanged: the converter appends the casts it adds."""
+    producer = {out: index for index, node in enumerate(graph.node) for out in node.output if out}
+    placed: dict[int, None] = {}
+    for start in range(len(graph.node)):
+        waiting = [start]
+        while waiting:
+            index = waiting[-1]
+            makers = (producer.get(name, index) for name in graph.node[index].input)
+            before = [i for i in makers if i not in placed and i != index]
+            if before and index not in placed:
+                waiting.extend(before)
+            else:
+                placed[waiting.pop()] = None
+    return [graph.node[index] for index in placed]

@@ -85,7 +85,17 @@ class _Mapping:
         for node in graph.node:
             for tensor in node.input:
                 self._readers.setdefault(tensor, []).append(node)
-        self._place_by_readers()
+        # Tensors between kernels of a blocked layout have generated names: they are mapped by what their reader reads.
+        for node, known in zip(reversed(graph.node), reversed(self._named), strict=True):
+            tensor = node.name.removesuffix("_nchwc")
+            known = source.fused_start(known, tensor, _source_ops(node.op_type))
+            if known is None:
+                continue
+            # an integer kernel has scales between
+            alike = len(known.inputs) if node.op_type == known.op_type else 1
+            for tensor, base in zip(node.input, map(source.base, known.inputs[:alike]), strict=False):
+                if tensor and not self._at(tensor) and base not in source.constants:
+                    self._place(tensor, base)
 
     def origins(self) -> Iterator[Origin]:
         """The origins of all kernels. A node belongs to the first kernel that reaches it."""
@@ -113,31 +123,17 @@ class _Mapping:
         if blocked != node.name and blocked in self._source.tensors:
             self._place(node.output[0], self._source.fused_end(self._source.base(blocked), node))
         found = self._source.nodes.get(node.name) or self._source.nodes.get(plain_name(node.name))
-        found = found or self._by_inputs(node)
+        if (
+            found is None
+        ):  # the reader of the same tensors with a similar operator; weights distinguish siblings
+            wanted = _source_ops(node.op_type)
+            inputs = [place for tensor in node.input if tensor for place in self._at(tensor)]
+            readers = [[n for n in self._source.readers.get(t, ()) if n.op_type in wanted] for t in inputs]
+            single = [nodes[0] for nodes in readers if len(nodes) == 1]
+            found = single[-1] if single else None
         if found and node.output and not self._at(node.output[0]):
             self._place(node.output[0], self._source.chain_end(found))
         return found
-
-    def _place_by_readers(self) -> None:
-        """Map tensors between kernels of a blocked layout, which have generated names, by what their reader reads."""
-        for node, known in zip(reversed(self._graph.node), reversed(self._named), strict=True):
-            tensor = node.name.removesuffix("_nchwc")
-            known = self._source.fused_start(known, tensor, _source_ops(node.op_type))
-            if known is None:
-                continue
-            # an integer kernel has scales between
-            alike = len(known.inputs) if node.op_type == known.op_type else 1
-            for tensor, source in zip(node.input, map(self._source.base, known.inputs[:alike]), strict=False):
-                if tensor and not self._at(tensor) and source not in self._source.constants:
-                    self._place(tensor, source)
-
-    def _by_inputs(self, node: onnx.NodeProto) -> Node | None:
-        """The consumer of the same tensors with a similar operator; weights distinguish siblings."""
-        wanted = _source_ops(node.op_type)
-        inputs = [place for tensor in node.input if tensor for place in self._at(tensor)]
-        readers = [[n for n in self._source.readers.get(t, ()) if n.op_type in wanted] for t in inputs]
-        single = [found[0] for found in readers if len(found) == 1]
-        return single[-1] if single else None
 
     def _nearest(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """The positions of a kernel's inputs, or of its consumers' outputs if it converts a generated constant."""
@@ -241,8 +237,18 @@ def layer_times(
             left = spent[-1][scope.owner] - sum(whole[name] for name in scope.names)
             spent[-1][scope.owner] = max(left, 0)
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
+
+    def trimmed_mean(name: str) -> float:
+        """Without the lowest and highest fifth: a finer resolution than the profile's whole microseconds."""
+        cut = len(spent) // 5
+        return statistics.fmean(sorted(run[name] for run in spent)[cut : len(spent) - cut])
+
+    def is_integer(event: KernelEvent) -> bool:
+        reads_integers = event.dtype in _INTEGER_TYPES and event.op_type != "Cast"
+        return event.op_type.startswith(_INTEGER_OPS) or reads_integers
+
     times = without_overhead(
-        [_trimmed_mean([run[node.name] for run in spent]) for node, _ in ran],
+        [trimmed_mean(node.name) for node, _ in ran],
         [executed[node.name] / runs for node, _ in ran],
         [node.op_type in CONTROL for node, _ in ran],
         total_ms * 1e3,
@@ -255,7 +261,7 @@ def layer_times(
             nodes=origin.nodes,
             tensors=origin.tensors,
             boundary=origin.boundary,
-            integer=not origin.boundary and _is_integer(sample[node.name]),
+            integer=not origin.boundary and is_integer(sample[node.name]),
         )
         for (node, origin), time in zip(ran, times, strict=True)
     )
@@ -285,25 +291,13 @@ def without_overhead(
     return [float(share) * total for share in shares]
 
 
-def _is_integer(event: KernelEvent) -> bool:
-    reads_integers = event.dtype in _INTEGER_TYPES and event.op_type != "Cast"
-    return event.op_type.startswith(_INTEGER_OPS) or reads_integers
-
-
-def _trimmed_mean(values: Sequence[int]) -> float:
-    """The mean without the lowest and highest fifth: a finer resolution than the profile's whole microseconds."""
-    cut = len(values) // 5
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
-
-
 def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
     """The kernels executed in each run of a graph; ``None`` if the events do not match it.
 
     Events between those of two nodes of the main graph are of the bodies of the second one.
     """
-    inside: dict[
-        str, dict[str, _Nodes]
-    ] = {}  # the nodes of each body and of the bodies inside, by owner and attribute
+    # the nodes of each body and of the bodies inside, by owner and attribute
+    inside: dict[str, dict[str, _Nodes]] = {}
     for scope in reversed(scopes.bodies):
         nodes = list(_nodes(scope))
         nodes += [each for name in scope.names for deeper in inside.get(name, {}).values() for each in deeper]
@@ -356,50 +350,42 @@ def _fits(event: KernelEvent, node: onnx.NodeProto) -> bool:
 # ---- hash of an optimized graph -----------------------------------------------------------------
 
 
-def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
+def graph_hash(graph: onnx.GraphProto, folder: Path, outer: Mapping[str, str] | None = None) -> str:
     """Hash the computation of a graph: operators, attributes, constants and connections, without names.
 
     Node and tensor names inside are excluded, because ONNX Runtime numbers generated names anew in
     every build; names of graph inputs and outputs count. Independent of node order: every tensor
     has the hash of the node that makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
+    ``outer`` are the hashes of tensors that a body may read; ``folder`` has the external weights.
     """
-    return _hash_graph(graph, {}, folder)
-
-
-def _hash_graph(graph: onnx.GraphProto, outer: Mapping[str, str], folder: Path) -> str:
-    known = dict(outer)
+    known = dict(outer or {})
     known.update((i.name, _digest("input", i.name)) for i in graph.input)
-    known.update((t.name, _hash_tensor(t, folder)) for t in graph.initializer)
+    for tensor in graph.initializer:
+        digest = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)} ".encode())
+        if external_data_helper.uses_external_data(tensor):
+            info = external_data_helper.ExternalDataInfo(tensor)
+            if length := int(info.length or 0):
+                weights = np.memmap(folder / info.location, np.uint8, "r", int(info.offset or 0), length)
+                digest.update(weights.data)
+        elif tensor.HasField("raw_data"):
+            digest.update(tensor.raw_data)
+        else:
+            digest.update(onnx.numpy_helper.to_array(tensor).tobytes())
+        known[tensor.name] = digest.hexdigest()
     nodes = []
     for node in graph.node:  # ONNX requires topological order, so every input is known by now
-        inner = known if any(a.HasField("g") for a in node.attribute) else {}
-        attributes = sorted(_hash_attribute(a, inner, folder) for a in node.attribute)
+        attributes = sorted(
+            _digest(a.name, graph_hash(a.g, folder, known))
+            if a.HasField("g")
+            else _digest(a.name, a.SerializeToString(deterministic=True).hex())
+            for a in node.attribute
+        )
         inputs = (known.get(name, "") for name in node.input)
-        digest = _digest(node.domain, node.op_type, len(node.output), *attributes, "|", *inputs)
-        nodes.append(digest)
-        known.update((name, _digest(digest, index)) for index, name in enumerate(node.output) if name)
+        digest_of_node = _digest(node.domain, node.op_type, len(node.output), *attributes, "|", *inputs)
+        nodes.append(digest_of_node)
+        known.update((name, _digest(digest_of_node, index)) for index, name in enumerate(node.output) if name)
     outputs = (f"{o.name}={known.get(o.name, '')}" for o in graph.output)
     return _digest(*sorted(nodes), "|", *outputs)
-
-
-def _hash_attribute(attribute: onnx.AttributeProto, outer: Mapping[str, str], folder: Path) -> str:
-    if attribute.HasField("g"):
-        return _digest(attribute.name, _hash_graph(attribute.g, outer, folder))
-    return _digest(attribute.name, attribute.SerializeToString(deterministic=True).hex())
-
-
-def _hash_tensor(tensor: onnx.TensorProto, folder: Path) -> str:
-    digest = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)} ".encode())
-    if external_data_helper.uses_external_data(tensor):
-        info = external_data_helper.ExternalDataInfo(tensor)
-        if length := int(info.length or 0):
-            weights = np.memmap(folder / info.location, np.uint8, "r", int(info.offset or 0), length)
-            digest.update(weights.data)
-    elif tensor.HasField("raw_data"):
-        digest.update(tensor.raw_data)
-    else:
-        digest.update(onnx.numpy_helper.to_array(tensor).tobytes())
-    return digest.hexdigest()
 
 
 def _digest(*parts: object) -> str:

@@ -448,9 +448,21 @@ def unfused_weights(view: View) -> Iterator[Hit]:
         if view.stored_weight(dequantizer) is None or numbers.block or numbers.elem_type == TensorProto.INT32:
             continue
         for tensor, node in _final_readers(view, dequantizer.outputs[0]):
+            is_multiplied = node.op_type in _LINEAR and tensor in node.inputs[:2]
+            why = ""
             if _is_block_product(view, dequantizer, node, tensor):
                 continue
-            if why := _cannot_take_weight(view, node, tensor):
+            if node.op_type not in LABELS:
+                why = f"is a {node.op_type}"
+            elif is_multiplied:
+                data = node.inputs[0] if tensor == node.inputs[1] else node.inputs[1]
+                if _pair_of(view, data) is None and data not in view.model.constants:
+                    why = f"reads '{data}' in float"
+            elif node.op_type in _RESHAPING and not view.quantizers(node.outputs[0]):
+                readers, result = view.readers(node.outputs[0]), node.outputs[0]
+                if any(each.op_type in _LINEAR and result in each.inputs[1:2] for each in readers):
+                    why = f"is a {node.op_type} between the weight and its operator"
+            if why:
                 yield dequantizer, f"'{node.name}' {why}"
                 break
 
@@ -503,8 +515,13 @@ def unfit_biases(view: View) -> Iterator[Hit]:
 def float_biases(view: View) -> Iterator[Hit]:
     """A quantized Gemm with a float bias, or MatMul whose only reader adds a flat float constant; a float result."""
     for node in view.of("Gemm", "MatMul"):
-        owner = node if node.op_type == "Gemm" else _adder(view, node)
-        if owner is None or not _reads_integers(view, node):
+        owner = node
+        if node.op_type == "MatMul":  # with an Add that is its only reader it becomes a Gemm
+            readers = view.readers(node.outputs[0])
+            if len(readers) != 1 or view.is_seen(node.outputs[0]) or readers[0].op_type != "Add":
+                continue
+            owner = readers[0]
+        if not _reads_integers(view, node):
             continue
         held = view.model.constants
         constants = [t for t in owner.inputs if t in held and len(held[t].dims) == 1]
@@ -673,24 +690,3 @@ def _is_block_product(view: View, dequantizer: Node, node: Node, tensor: str) ->
         and not (node.attributes.get("transA", 0) or node.attributes.get("transB", 0))
         and node.attributes.get("alpha", 1) == node.attributes.get("beta", 1) == 1
     )
-
-
-def _cannot_take_weight(view: View, node: Node, tensor: str) -> str:
-    if node.op_type not in LABELS:
-        return f"is a {node.op_type}"
-    if node.op_type in _RESHAPING and not view.quantizers(node.outputs[0]):
-        readers = view.readers(node.outputs[0])
-        if any(reader.op_type in _LINEAR and node.outputs[0] in reader.inputs[1:2] for reader in readers):
-            return f"is a {node.op_type} between the weight and its operator"
-    if node.op_type in _LINEAR and tensor in node.inputs[:2]:
-        data = node.inputs[0] if tensor == node.inputs[1] else node.inputs[1]
-        if _pair_of(view, data) is None and data not in view.model.constants:
-            return f"reads '{data}' in float"
-    return ""
-
-
-def _adder(view: View, node: Node) -> Node | None:
-    """The Add that becomes one Gemm with a MatMul: the only reader of a result that is needed nowhere else."""
-    readers = view.readers(node.outputs[0])
-    is_alone = len(readers) == 1 and not view.is_seen(node.outputs[0])
-    return readers[0] if is_alone and readers[0].op_type == "Add" else None

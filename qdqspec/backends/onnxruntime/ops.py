@@ -1,4 +1,4 @@
-"""The operators that ONNX Runtime's CPU provider runs in integers, as a table, and whether sums of products overflow.
+"""The operators that ONNX Runtime's CPU provider runs in integers, whether sums overflow, and its placement rule.
 
 Derived from the optimized graphs of single-operator models with ONNX Runtime 1.31.1 and 1.32.0 (uint8 asymmetric
 activations, int8 weights) and verified entry by entry against the installed version in
@@ -25,6 +25,7 @@ activations, int8 weights) and verified entry by entry against the installed ver
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -32,7 +33,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import copies_values, is_default
 from qdqspec.qdq.quantize.formats import BLOCK_SIZES
+from qdqspec.qdq.space.units import Unit, Units, with_results
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -124,24 +128,55 @@ def _measured() -> bool | None:
     try:
         import onnxruntime as ort
 
+        weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
+        graph = helper.make_graph(
+            [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
+            "product",
+            [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
+            [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
+            [weights],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors reach the caller as exceptions
-        session = ort.InferenceSession(_product(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         (sums,) = session.run(None, {"a": np.full((_ROWS, _DEPTH), _ACTIVATION, np.uint8)})
     except Exception:  # noqa: BLE001 - a broken wheel raises anything; `probe` reports it
         return None
     return bool((np.asarray(sums) != _ACTIVATION * _WEIGHT * _DEPTH).any())
 
 
-def _product() -> bytes:
-    weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
-        "product",
-        [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
-        [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return bytes(model.SerializeToString())
+# ---- the placement rule ----------------------------------------------------------------------------
+
+
+def copies_read_in_bodies(model: Model, units: Units) -> Units:
+    """No pair is before operators that only copy values, if a body of If, Loop or Scan reads the copy.
+
+    ONNX Runtime moves a DequantizeLinear past Reshape, Transpose, MaxPool and the like, and ends the process where the
+    reader of the result is in a body.
+
+    Source: ONNX Runtime 1.32 on models of one pair and one such operator, each in a process of its own: MaxPool,
+    Reshape and Transpose whose result an If or a Loop reads end it, Relu does not
+    (tests/unit/backends/test_ort_placement.py).
+    """
+    if not model.captured:
+        return units
+    moved: set[str] = set()  # nodes past which a DequantizeLinear would be moved, up to a body
+    for node in reversed(model.nodes):
+        readers = {end.node for name in node.outputs for end in model.ends(name) if not end.is_output}
+        leads = not model.captured.isdisjoint(node.outputs) or not moved.isdisjoint(readers)
+        if leads and (copies_values(node) or (node.op_type == "MaxPool" and is_default(node))):
+            moved.add(node.name)
+
+    def without(unit: Unit) -> Unit:
+        edges = tuple(edge for edge in unit.edges if edge[1].node not in moved)
+        readers = {name: {end.node for end in model.ends(name)} for name in unit.outputs}
+        outputs = tuple(name for name in unit.outputs if moved.isdisjoint(readers[name]))
+        if (edges, outputs) == (unit.edges, unit.outputs):
+            return unit
+        if unit.edges and not edges:
+            return replace(unit, forms=())  # its only input would be moved past it
+        return with_results(replace(unit, edges=edges), outputs, unit.out_edges)
+
+    return tuple(without(unit) for unit in units) if moved else units

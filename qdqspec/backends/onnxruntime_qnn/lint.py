@@ -48,9 +48,14 @@ def open_shapes(view: View) -> Iterator[Hit]:
 )
 def two_types(view: View) -> Iterator[Hit]:
     """A linear operator whose data is quantized to another type than the result."""
-    for node, before, after in _between_pairs(view):
-        if before.elem_type != after.elem_type:
-            yield node, f"reads {type_name(before.elem_type)} and gives {type_name(after.elem_type)}"
+    for node in view.of("Conv", "Gemm", "MatMul"):
+        before = view.dequantizer(node.inputs[0])
+        after = view.quantizers(view.fused(node, _CLIPPING)[-1].outputs[0])
+        if before is None or not after or not _is_quantized(view, node):
+            continue
+        read, given = (view.numbers(pair).elem_type for pair in (before, after[0]))
+        if read != given:
+            yield node, f"reads {type_name(read)} and gives {type_name(given)}"
 
 
 @rule(
@@ -136,15 +141,6 @@ def weights_with_zero_points(view: View) -> Iterator[Hit]:
         count = len(np.unique(_zero(numbers)))
         if numbers.elem_type == TensorProto.INT8 and numbers.channel_scales and count > 1:
             yield node, f"has a weight with {count} zero points"
-
-
-def _between_pairs(view: View) -> Iterator[tuple[Node, QdqNumbers, QdqNumbers]]:
-    """Each linear operator with a quantized weight between two pairs, and the numbers of both."""
-    for node in view.of("Conv", "Gemm", "MatMul"):
-        before = view.dequantizer(node.inputs[0])
-        after = view.quantizers(view.fused(node, _CLIPPING)[-1].outputs[0])
-        if before is not None and after and _is_quantized(view, node):
-            yield node, view.numbers(before), view.numbers(after[0])
 
 
 def _is_quantized(view: View, node: Node) -> bool:

@@ -1,29 +1,176 @@
-"""The backend `onnxruntime-web`, and its engine: a session in a Node process or a browser of its own."""
+"""The backend `onnxruntime-web`, and its engine: a session in a Node process, or in a browser that Node starts."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import socket
+import subprocess
 import sys
+import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec._core.arrays import Array, Header
+from qdqspec._core.arrays import Array, FrameStream, Header, WireClosedError
+from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
+from qdqspec._core.programs import end_of_log, start_program
 from qdqspec.backends import _cpu
-from qdqspec.backends._engine import TimedEngine, check_names, profile_warmup
+from qdqspec.backends._engine import TimedEngine, check_names, known_cure, profile_warmup
 from qdqspec.backends._source import read_given, read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, capabilities
-from qdqspec.backends.onnxruntime_web import install
-from qdqspec.backends.onnxruntime_web.node import NodeProcess
+from qdqspec.backends.onnxruntime_web.install import (
+    HERE,
+    INSTALL,
+    NODE,
+    PACKAGE,
+    PLAYWRIGHT,
+    pinned_version,
+    require_browser,
+    require_node,
+    require_package,
+)
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_FLAGS = ("--single-threaded-gc", "--expose-gc")
+_LAST_BYTES = 2000
+_END_SECONDS = 5.0  # for a browser to end in order
+
+
+class NodeProcess:
+    """A process of Node with one model, which it runs itself or, with the path of a browser, in a page there.
+
+    It ends with `close`, with this object, and with this process, which its caller ends after a time limit.
+    """
+
+    def __init__(self, model: Path, browser: str = "") -> None:
+        node, _ = require_node()
+        folder = require_package()
+        self._model = model
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        scratch = TemporaryFolder()  # of the browser
+        environment = {name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [node, *_FLAGS, str(HERE / "worker.mjs"), str(theirs.fileno()), str(folder), browser]
+            try:
+                self._process = start_program(
+                    command,
+                    output=self._log,
+                    env=environment | {"TMPDIR": str(scratch.path)},
+                    install=NODE,
+                    pass_fds=(theirs.fileno(),),
+                )
+            except BaseException:
+                ours.close()
+                self._log.close()
+                scratch.close()
+                raise
+        self._stream = FrameStream(ours)
+        patience = _END_SECONDS if browser else 0.0
+        self._end = weakref.finalize(self, _end, self._process, self._stream, self._log, scratch, patience)
+        self._thread: int | None = self._receive("start")[0]["thread"]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(
+        self, request: Header, arrays: Mapping[str, Array] | None = None
+    ) -> tuple[Header, dict[str, Array]]:
+        """Send a request and wait for its answer. Raises `BackendError` for a refusal and a crash."""
+        if hasattr(os, "sched_setaffinity") and self._thread is not None:
+            # the thread that computes may use the processors that the calling thread may use
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._thread, os.sched_getaffinity(0))
+        try:
+            self._stream.send(request, arrays)
+        except (WireClosedError, OSError):
+            raise self._ended(request["do"]) from None
+        answer, values = self._receive(request["do"])
+        if "error" in answer:
+            why = plainly(str(answer["error"]))
+            raise BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
+        return answer, values
+
+    def close(self) -> None:
+        """End the process; closing twice has no effect."""
+        self._end()
+
+    def _receive(self, what: str) -> tuple[Header, dict[str, Array]]:
+        try:
+            return self._stream.receive()
+        except (WireClosedError, OSError):
+            raise self._ended(what) from None
+        except BaseException:  # an interrupt leaves an unread answer in the connection
+            self.close()
+            raise
+
+    def _ended(self, what: str) -> BackendError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code, words = self._process.poll(), ""
+        if not self._log.closed:
+            log = end_of_log(self._log, _LAST_BYTES).splitlines()
+            words = " | ".join([line.strip() for line in log if line.strip()][-6:])
+        self.close()
+        problem = f"Node ended with code {code} during '{what}': {plainly(words) if words else 'it printed nothing'}"
+        return BackendError(problem, where=self._model, cure=cure_for(words))
+
+
+def _end(
+    process: subprocess.Popen[bytes],
+    stream: FrameStream,
+    log: IO[bytes],
+    scratch: TemporaryFolder,
+    patience: float,
+) -> None:
+    """End Node, which ends its browser when the connection is closed; ``patience`` is the time for that."""
+    stream.close()
+    if patience:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    process.kill()
+    process.wait()
+    log.close()
+    scratch.close()
+
+
+# "Can't create a session. ERROR_CODE: 1, ERROR_MESSAGE: Why"; an exception of wasm without a message is a number
+_CODE = re.compile(r"ERROR_CODE: -?\d+, ERROR_MESSAGE: ")
+_OUT_OF_MEMORY = re.compile(r"failed to allocate|out of memory|memory access out of bounds", re.IGNORECASE)
+
+
+def plainly(text: str) -> str:
+    """The message on one line."""
+    text = _CODE.sub("", text).strip()
+    if text.isdecimal():
+        return f"an exception of the WebAssembly code without a message ({text})"
+    return engine.plainly(RuntimeError(text))
+
+
+def cure_for(text: str) -> str | None:
+    """The remedy for an error, if known."""
+    if _OUT_OF_MEMORY.search(text):
+        return "take a smaller model: WebAssembly has 4 GiB of memory at most"
+    return known_cure(text, engine.CURES)
+
+
+# ---- the backend and its engine --------------------------------------------------------------------
 
 # The package's own names.
 LEVELS = {"all": "all", "extended": "extended", "basic": "basic", "off": "disabled"}
@@ -43,11 +190,6 @@ class OnnxRuntimeWebOptions:
         NONE,
     )
 
-    @property
-    def in_browser(self) -> bool:
-        """Whether models run in a browser."""
-        return self.browser != NONE
-
 
 OPTIONS = declare("onnxruntime-web", OnnxRuntimeWebOptions)
 
@@ -66,31 +208,36 @@ class OnnxRuntimeWeb:
         try:
             if sys.platform == "win32":
                 raise BackendUnavailableError("this backend needs Linux or macOS", cure="run it in WSL")
-            facts = {"node": install.require_node()[1]} | facts
-            facts = {
-                install.PACKAGE: install.pinned_version(),
-                "installed in": str(install.require_package()),
-            } | facts
-            facts["browser"] = _browser_fact(required=OPTIONS.of(options.extra).in_browser)
+            facts = {"node": require_node()[1]} | facts
+            package, folder = {PACKAGE: pinned_version()}, {"installed in": str(require_package())}
+            facts = package | folder | facts
+            try:
+                path, version = require_browser()
+                driver = f"{PLAYWRIGHT} {pinned_version(PLAYWRIGHT)}"
+                facts["browser"] = f"Chromium {version} ({path}, {driver})"
+            except BackendUnavailableError as error:
+                if OPTIONS.of(options.extra).browser != NONE:
+                    raise
+                facts["browser"] = f"none ({error.what}; {error.cure})"
         except BackendUnavailableError as error:
-            cure = error.cure or install.INSTALL
+            cure = error.cure or INSTALL
             return Availability(usable=False, why=error.what, install=cure, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, major version of Node or the browser, major.minor of the package: V8 compiles the kernels."""
-        cpu, node = _cpu.detect(), install.require_node()[1]
-        details = cpu.details(threads=1, **{install.PACKAGE: install.pinned_version()}, node=node)
+        cpu, node = _cpu.detect(), require_node()[1]
+        details = cpu.details(threads=1, **{PACKAGE: pinned_version()}, node=node)
         host = f"node{node.split('.')[0]}"
-        if OPTIONS.of(options.extra).in_browser:
-            details["chromium"] = install.require_browser()[1]
+        if OPTIONS.of(options.extra).browser != NONE:
+            details["chromium"] = require_browser()[1]
             host = f"chromium{details['chromium'].split('.')[0]}"
-        return DeviceKey(key=cpu.key(install.PACKAGE, install.pinned_version(), host), details=details)
+        return DeviceKey(key=cpu.key(PACKAGE, pinned_version(), host), details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers: the optimizer is that of ONNX Runtime, and so is the table.
 
-        It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web_ops.py``.
+        It is verified entry by entry against the installed package in ``tests/unit/backends/test_ort_web.py``.
         """
         return capabilities(BLOCKED_4)
 
@@ -110,13 +257,15 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
                 cure="give --threads 1",
             )
         source, words = read_given(model), OPTIONS.of(options.extra)
+        apart = (t for t in source.proto.graph.initializer if external_data_helper.uses_external_data(t))
+        names = dict.fromkeys(external_data_helper.ExternalDataInfo(t).location for t in apart)
         request = {
             "do": "build",
             "model": str(model.absolute()),
             "optimization": LEVELS[words.optimization],
-            "external": _external_files(source, model),
+            "external": [[name, str((model.parent / name).absolute())] for name in names],
         }
-        node = NodeProcess(model, install.require_browser()[0] if words.in_browser else "")
+        node = NodeProcess(model, require_browser()[0] if words.browser != NONE else "")
         super().__init__(model, node)
         self._inputs = source.inputs
         try:
@@ -168,24 +317,6 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
     def _checked(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_names(self._inputs, feeds, self.model)
         return {name: np.asarray(value) for name, value in feeds.items()}
-
-
-def _browser_fact(*, required: bool) -> str:
-    """Version of the browser, or the missing part. Raises `BackendUnavailableError` if it is required and missing."""
-    try:
-        path, version = install.require_browser()
-    except BackendUnavailableError as error:
-        if required:
-            raise
-        return f"none ({error.what}; {error.cure})"
-    return f"Chromium {version} ({path}, {install.PLAYWRIGHT} {install.pinned_version(install.PLAYWRIGHT)})"
-
-
-def _external_files(source: Model, model: Path) -> list[list[str]]:
-    """The files of external weights: the name in the model, and the path."""
-    tensors = (t for t in source.proto.graph.initializer if external_data_helper.uses_external_data(t))
-    names = dict.fromkeys(external_data_helper.ExternalDataInfo(t).location for t in tensors)
-    return [[name, str((model.parent / name).absolute())] for name in names]
 
 
 backend = OnnxRuntimeWeb

@@ -9,7 +9,7 @@ declaration = Declaration(
     lint_targets=("openvino-cpu",),
     lint_package="openvino",
     lint_rules=f"{__name__}.lint",
-    program=f"{__name__}.library:program",
+    program=f"{__name__}.engine:program",
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend")

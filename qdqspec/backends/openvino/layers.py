@@ -59,20 +59,9 @@ class Kernel:
         return self.takes in _NARROW
 
     @property
-    def quantizes(self) -> bool:
-        """Whether it reads floats and writes 8-bit integers."""
-        return not self.integer and self.made in _NARROW
-
-    @property
     def made(self) -> str:
         """The element type of the first output."""
         return self.makes.split(",")[0]
-
-    @property
-    def precision(self) -> str:
-        """The input type and, if different, the output type: ``uint8 > fp32``."""
-        taken, made = (_TYPES.get(name, name) for name in (self.takes, self.made))
-        return taken if taken == made else f"{taken} > {made}"
 
 
 def read_kernels(runtime_model: Any) -> tuple[Kernel, ...]:
@@ -82,39 +71,35 @@ def read_kernels(runtime_model: Any) -> tuple[Kernel, ...]:
     kernels: list[Kernel] = []
     for node in nodes:
         inputs = tuple(index[value.get_node().get_friendly_name()] for value in node.input_values())
-        kernels.append(_kernel(node, inputs, kernels))
+        told = node.get_rt_info().items()
+        facts = {name: text if isinstance(text, str) else str(text.astype(str)) for name, text in told}
+        made, layer_type = facts.get("outputPrecisions", ""), facts.get("layerType", "")
+        shapes = " ".join(str(output.get_partial_shape()) for output in node.outputs())
+        kernel = Kernel(
+            name=node.get_friendly_name(),
+            layer_type=layer_type,
+            primitive=facts.get("primitiveType", ""),
+            sources=facts.get("originalLayersNames", ""),
+            takes=kernels[inputs[0]].made if inputs else made,
+            makes=made,
+            details=f"{facts.get('outputLayouts', '')} {shapes}",
+            inputs=inputs,
+            static=all(kernels[i].static for i in inputs) if inputs else layer_type == _CONSTANT,
+        )
+        kernels.append(kernel)
     return tuple(kernels)
 
 
-def _kernel(node: Any, inputs: tuple[int, ...], before: list[Kernel]) -> Kernel:
-    found = node.get_rt_info().items()
-    facts = {name: value if isinstance(value, str) else str(value.astype(str)) for name, value in found}
-    made = facts.get("outputPrecisions", "")
-    layer_type = facts.get("layerType", "")
-    constant = all(before[i].static for i in inputs) if inputs else layer_type == _CONSTANT
-    shapes = " ".join(str(output.get_partial_shape()) for output in node.outputs())
-    return Kernel(
-        name=node.get_friendly_name(),
-        layer_type=layer_type,
-        primitive=facts.get("primitiveType", ""),
-        sources=facts.get("originalLayersNames", ""),
-        takes=before[inputs[0]].made if inputs else made,
-        makes=made,
-        details=f"{facts.get('outputLayouts', '')} {shapes}",
-        inputs=inputs,
-        static=constant,
-    )
-
-
-def graph_hash(kernels: tuple[Kernel, ...], computed: tuple[tuple[str, ...], ...]) -> str:
+def graph_hash(kernels: Sequence[Kernel], model: Model) -> str:
     """Hash the kernels with their types, layouts, shapes, connections and the ONNX nodes that each computes.
 
-    ``computed`` are these nodes, kernel by kernel. Names that OpenVINO numbers anew in every build are excluded. So are
-    values of weights and scales, which the runtime graph does not contain: engines with equal hashes run the same
-    kernels and take the same time.
+    These nodes are those that a kernel's list names, without pairs. Names that OpenVINO numbers anew in every build are
+    excluded. So are values of weights and scales, which the runtime graph does not contain: engines with equal hashes
+    run the same kernels and take the same time.
     """
-    known: list[str] = []
-    for kernel, nodes in zip(kernels, computed, strict=True):
+    known, names = list[str](), _Names(model)
+    for kernel in kernels:
+        nodes = names.read(kernel.sources).nodes
         ends = (kernel.name,) if kernel.layer_type in (_INPUT, _OUTPUT) else ()
         parts = (kernel.layer_type, kernel.primitive, kernel.makes, kernel.details, *ends, "|", *nodes, "|")
         known.append(_digest(*parts, *(known[i] for i in kernel.inputs)))
@@ -150,12 +135,6 @@ class _Named:
     tensors: tuple[str, ...]  # of any pair
 
 
-def named_nodes(kernels: Sequence[Kernel], model: Model) -> tuple[tuple[str, ...], ...]:
-    """The nodes, pairs excluded, that each kernel's list names."""
-    names = _Names(model)
-    return tuple(names.read(kernel.sources).nodes for kernel in kernels)
-
-
 def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[KernelOrigin, ...]:
     """The origin of each kernel. Without nodes and tensors for those that run no operator of the model."""
     return tuple(_Mapping(kernels, _Names(model)).origins())
@@ -173,25 +152,26 @@ def layer_times(
     ran = [(k, o) for k, o in found if o.nodes or k.layer_type != _IN_PLACE or times.get(k.name)]
     spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
     scale = total_ms / spent if spent else 0.0
-    return tuple(
-        LayerTime(
+    layers = []
+    for kernel, origin in ran:
+        op_type = kernel.layer_type
+        if not origin.nodes and not kernel.integer and kernel.made in _NARROW:
+            op_type = "QuantizeLinear"
+        elif not origin.nodes and kernel.integer and kernel.made.startswith("f"):
+            op_type = "DequantizeLinear"
+        types = (_TYPES.get(name, name) for name in (kernel.takes, kernel.made))
+        layer = LayerTime(
             name=kernel.name,
-            op_type=kernel.layer_type if origin.nodes else _conversion(kernel),
+            op_type=op_type,
             milliseconds=times.get(kernel.name, 0.0) * scale,
             nodes=origin.nodes,
             tensors=() if origin.nodes else origin.tensors,
             boundary=not origin.nodes,
             integer=bool(origin.nodes) and kernel.integer,
-            precision=kernel.precision,
+            precision=" > ".join(dict.fromkeys(types)),
         )
-        for kernel, origin in ran
-    )
-
-
-def _conversion(kernel: Kernel) -> str:
-    if kernel.quantizes:
-        return "QuantizeLinear"
-    return "DequantizeLinear" if kernel.integer and kernel.made.startswith("f") else kernel.layer_type
+        layers.append(layer)
+    return tuple(layers)
 
 
 class _Names:
@@ -216,25 +196,20 @@ class _Names:
         )
 
     def _matches(self, parts: list[str]) -> Iterator[str]:
+        """The known names, or the longest ones that the parts begin with and whose remainder OpenVINO appends."""
         start = 0
         while start < len(parts):
             for end in range(len(parts), start, -1):
-                name = self._find(",".join(parts[start:end]), whole=end > start + 1)
-                if name is not None:
+                name = ",".join(parts[start:end])
+                while name and name not in self._known:
+                    shorter = _ENDING.sub("", name)
+                    name = "" if end > start + 1 or shorter == name else shorter
+                if name:
                     yield name
                     start = end
                     break
             else:
                 start += 1
-
-    def _find(self, name: str, *, whole: bool) -> str | None:
-        """The known name, or the longest one that it begins with and whose remainder OpenVINO appends."""
-        while name and name not in self._known:
-            shorter = _ENDING.sub("", name)
-            if whole or shorter == name:
-                return None
-            name = shorter
-        return name or None
 
 
 class _Mapping:
@@ -255,8 +230,11 @@ class _Mapping:
                 self._owner.setdefault(node, index)
         self._ends = [tuple(self._made_by(i)) for i in range(len(kernels))]
         self._made = {tensor for ends in self._ends for tensor in ends}
-        for index in range(len(kernels)):
-            self._ends[index] = self._ends[index] or self._made_before_pair(index)
+        for index, kernel in enumerate(kernels):
+            if not self._ends[index] and kernel.layer_type not in _MAY_CONVERT:
+                # a computing kernel that is named after the pair behind it only
+                tensors = (tensor for tensor in self._named[index].tensors if tensor not in self._made)
+                self._ends[index] = tuple(t for t in tensors if self._source.slice([t], self._made))[:1]
             self._made.update(self._ends[index])
 
     def origins(self) -> Iterator[KernelOrigin]:
@@ -266,10 +244,16 @@ class _Mapping:
             if not kernel.is_computed:
                 yield KernelOrigin((), ())
                 continue
-            nodes = self._nodes(index)
+            # the nodes that lead to its tensors, back to tensors of others
+            ends = self._ends[index]
+            nodes = self._source.slice(ends, self._made - {*ends}) or self._named[index].nodes
             own = [node for node in nodes if taken.setdefault(node, index) == index]
             if not own and kernel.layer_type not in _MAY_CONVERT:
-                own = [*nodes] or [*self._part_of(index)]
+                own = [*nodes]
+                if not own:  # an unnamed kernel is a part of the next one that has a node
+                    behind = _reached(index, lambda i: self._readers.get(i, ()))
+                    owner = next((reader for reader in behind if self._ends[reader]), None)
+                    own = [] if owner is None else [*self._named[owner].nodes[:1]]
             yield KernelOrigin(self._source.in_order(own), self._tensors(index))
 
     def _made_by(self, index: int) -> Iterator[str]:
@@ -283,25 +267,6 @@ class _Mapping:
                 yield tensor
         for node in own:
             yield from self._outputs(node)
-
-    def _made_before_pair(self, index: int) -> tuple[str, ...]:
-        """The tensor of a computing kernel that is named after the pair behind it only."""
-        if self._kernels[index].layer_type in _MAY_CONVERT:
-            return ()
-        tensors = (tensor for tensor in self._named[index].tensors if tensor not in self._made)
-        return tuple(tensor for tensor in tensors if self._source.slice([tensor], self._made))[:1]
-
-    def _nodes(self, index: int) -> tuple[str, ...]:
-        """The nodes that lead to the tensors of a kernel, back to tensors of others."""
-        ends = self._ends[index]
-        return self._source.slice(ends, self._made - {*ends}) or self._named[index].nodes
-
-    def _part_of(self, index: int) -> tuple[str, ...]:
-        """The node that an unnamed computing kernel is a part of: that of the next kernel that has one."""
-        for reader in _reached(index, lambda i: self._readers.get(i, ())):
-            if self._ends[reader]:
-                return self._named[reader].nodes[:1]
-        return ()
 
     def _tensors(self, index: int) -> tuple[str, ...]:
         """The tensors that a kernel converts: of pairs in its list, else those of the nearest kernels around it."""

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from qdqspec.backends.openvino.ops import ABSORBED, LABELS
+from qdqspec.backends.openvino.engine import ABSORBED, LABELS
 from qdqspec.graph.model import Node
 from qdqspec.qdq.lint import rules
 from qdqspec.qdq.lint.rules import Hit
@@ -47,7 +47,10 @@ def quantized_constants(view: View) -> Iterator[Hit]:
         shape = view.model.shape(node.outputs[0])
         if shape is None or int(np.prod(dims)) <= 1:
             continue
-        if not _is_per_channel(view, node, index, dims, shape):
+        rank = len(shape)
+        varies = [axis + rank - len(dims) for axis, size in enumerate(dims) if size > 1]
+        is_per_channel = rank > 2 and varies == [_CHANNELS]  # of data that no convolution makes
+        if not is_per_channel or view.convolution_behind(node.inputs[1 - index]) is not None:
             yield node, f"reads '{node.inputs[index]}', a constant of shape {list(dims)}"
 
 
@@ -55,15 +58,6 @@ def _constant_of(view: View, dequantizer: Node) -> str | None:
     """The constant that a pair, or the DQ of stored integers, represents."""
     stored, tensor = view.stored_weight(dequantizer), view.before_pair(dequantizer.outputs[0])
     return stored or (tensor if tensor in view.model.constants else None)
-
-
-def _is_per_channel(
-    view: View, node: Node, index: int, dims: tuple[int, ...], shape: tuple[int | None, ...]
-) -> bool:
-    """Whether a constant varies along the channels only, of data that no convolution makes."""
-    rank = len(shape)
-    varies = [axis + rank - len(dims) for axis, size in enumerate(dims) if size > 1]
-    return rank > 2 and varies == [_CHANNELS] and view.convolution_behind(node.inputs[1 - index]) is None
 
 
 @rule(

@@ -1,4 +1,8 @@
-"""Builds a TensorRT engine from an ONNX file. TensorRT logs the reason of a failure, which every error here quotes.
+"""The options of TensorRT, ``tensorrt.WORD=VALUE``, and builds of an engine from an ONNX file.
+
+Numbers of enum members changed between the major versions (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
+flag), and members and whole attributes were removed: this package uses no numbers, and accesses a name that is not in
+every version with `optional`. TensorRT logs the reason of a failure, which every error here quotes.
 
 Optimization profiles are made of the shapes of a spec; kernels are selected for a profile's optimum shapes. A dynamic
 dimension without a given shape is an error: trtexec uses 1 for it, which measures another shape than intended.
@@ -16,20 +20,85 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from qdqspec._core.arrays import Shape
+from qdqspec._core.options import PATH, SWITCH, TEXT, declare, one_of, option, plugin_libraries, whole
 from qdqspec._core.registry import did_you_mean
-from qdqspec.backends.tensorrt.api import network_flags, optional, required
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.log import Log, plainly, refusals
-from qdqspec.backends.tensorrt.options import TensorRtOptions
 from qdqspec.errors import BackendError
-from qdqspec.types import InputShape, ShapeProfile
+from qdqspec.types import ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
+Tiling: TypeAlias = Literal["none", "fast", "moderate", "full"]
+Hardware: TypeAlias = Literal["none", "ampere-plus", "same-compute-capability"]
+
+_NO_TIMING_CACHE = " (0 takes the first kernel that works and does not use the timing cache)"
+_OWN = "TensorRT's"  # default, which TensorRT has if the value is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingOptions:
+    """Options that all products with TensorRT's API have."""
+
+    plugins: tuple[Path, ...] = plugin_libraries()
+    cuda_graph: bool = option(SWITCH, "Whether runs are timed as CUDA graphs where possible.", True)
+    warmup_ms: int = option(whole(0), "How long an idle engine runs before it is timed.", 100)
+    verbose: bool = option(SWITCH, "Whether the whole log of the compiler goes to the build's.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtOptions(TimingOptions):
+    """Options of building and timing."""
+
+    opt_level: int | None = option(
+        whole(1, 5, _NO_TIMING_CACHE), "Builder optimization level.", shown=f"{_OWN} (3)"
+    )
+    workspace: int | None = option(
+        whole(1), "MiB that kernels may use as scratch memory.", shown="all available memory"
+    )
+    avg_timing: int = option(whole(1), "How often the builder times each kernel.", 8)  # as trtexec
+    max_tactics: int | None = option(whole(1), "How many kernels it considers a layer at most.", shown=_OWN)
+    tiling: Tiling | None = option(one_of(*get_args(Tiling)), "Tiling optimization.", shown="none")
+    aux_streams: int | None = option(whole(0), "Streams an engine may use besides its own.", shown=_OWN)
+    tf32: bool = option(SWITCH, "Whether float32 may be computed as TF32.", True)
+    sparse: bool = option(SWITCH, "Whether kernels for sparse weights may be chosen.", False)
+    hardware: Hardware = option(
+        one_of(*get_args(Hardware)), "Other GPUs on which the engine must run.", "none"
+    )
+    version_compatible: bool = option(
+        SWITCH, "Whether the engine must run in later versions of TensorRT.", False
+    )
+    build_route: str | None = option(
+        TEXT,
+        "TensorRT 11's compiler knobs, -name=value separated by spaces.",
+        shown="the compiler's",
+        in_files=False,
+    )
+    timing_cache: Path | None = option(
+        PATH,
+        "A timing cache that builds read and extend, kept across runs.",
+        shown="one in the run's folder",
+        in_files=False,
+    )
+
+
+# In a strongly typed network the model determines all types, and TensorRT 11 has no other kind.
+_TYPED = (
+    "networks are built strongly typed, in the types the model has",
+    "convert the model itself to that type, for example to float16",
+)
+OPTIONS = declare(
+    "tensorrt",
+    TensorRtOptions,
+    refused=dict.fromkeys(("fp16", "bf16", "int8", "fp8", "int4", "fp4", "best"), _TYPED),
+)
+
+
+# ---- builds --------------------------------------------------------------------------------------
 
 _MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
@@ -141,16 +210,30 @@ def _configure(config: trt.IBuilderConfig, words: TensorRtOptions, model: Path) 
 
 
 def _set_route(config: trt.IBuilderConfig, route: str, model: Path) -> None:
-    """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
+    """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs.
+
+    TensorRT lists the knobs as JSON (``all_build_routes``).
+    """
     required(config, _ROUTE, "tensorrt.build-route")
     setattr(config, _ROUTE, route)
-    if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
-        why = _route_problem(route, str(optional(config, "all_build_routes") or ""))
-        raise BackendError(
-            f"TensorRT does not take the build route '{route}': {why}",
-            where=model,
-            cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
-        )
+    if sorted(str(optional(config, _ROUTE)).split()) == sorted(route.split()):
+        return
+    why = "it lists no build routes on this platform"
+    if known := str(optional(config, "all_build_routes") or ""):
+        allowed = {each["option"]: each["allowed_values"] for each in json.loads(known)["tuner_options"]}
+        why = "it gave no reason"
+        for name, _, value in (token.partition("=") for token in route.split()):
+            if name not in allowed:
+                why = f"it has no '{name}'{did_you_mean(name, list(allowed))}"
+                break
+            if value not in allowed[name].removeprefix(f"{name}=").strip("[]").split("|"):
+                why = f"'{name}={value}' is none of {allowed[name]}"
+                break
+    raise BackendError(
+        f"TensorRT does not take the build route '{route}': {why}",
+        where=model,
+        cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
+    )
 
 
 def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
@@ -176,14 +259,23 @@ def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.I
 def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
     """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply.
 
-    Raises `BackendError` with all nodes that the parser rejects.
+    Raises `BackendError` with all nodes that the parser rejects: operator, node, reason and code; without a node if the
+    whole file is rejected.
     """
     import tensorrt as trt
 
     parser = trt.OnnxParser(network, logger)
     if parser.parse_from_file(str(model)):
         return
-    problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+    problems = []
+    for error in (parser.get_error(index) for index in range(parser.num_errors)):
+        reason = f"{plainly(error.desc())} ({error.code().name})"
+        if error.node() >= 0 or error.node_name():
+            inside = "".join(f" in function {name}" for name in error.local_function_stack())
+            reason = (
+                f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'{inside}: {reason}"
+            )
+        problems.append(reason)
     if not problems:
         raise log.failure("TensorRT could not read the model", model)
     what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
@@ -192,31 +284,6 @@ def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.IL
         where=model,
         cure="leave these nodes in float, or change how the model is exported",
     )
-
-
-def _problem(error: trt.ParserError) -> str:
-    """One error of the parser: operator, node, reason and code; without a node if the whole file is rejected."""
-    reason = f"{plainly(error.desc())} ({error.code().name})"
-    if error.node() < 0 and not error.node_name():
-        return reason
-    inside = "".join(f" in function {name}" for name in error.local_function_stack())
-    node = f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'"
-    return f"{node}{inside}: {reason}"
-
-
-def _route_problem(route: str, known: str) -> str:
-    """The part of a route that is not one of the knobs that TensorRT lists as JSON (``all_build_routes``)."""
-    if not known:
-        return "it lists no build routes on this platform"
-    allowed = {option["option"]: option["allowed_values"] for option in json.loads(known)["tuner_options"]}
-    for token in route.split():
-        name = token.partition("=")[0]
-        if name not in allowed:
-            return f"it has no '{name}'{did_you_mean(name, list(allowed))}"
-        values = allowed[name].removeprefix(f"{name}=").strip("[]").split("|")
-        if token.partition("=")[2] not in values:
-            return f"'{token}' is none of {allowed[name]}"
-    return "it gave no reason"
 
 
 def add_profiles(
@@ -231,47 +298,35 @@ def add_profiles(
     A network without dynamic inputs needs none. Raises `BackendError` with every input that has a dynamic
     dimension and no shape, or a shape that does not match.
     """
-    dynamic = _dynamic_inputs(network, model)
-    for profile in (profiles or (ShapeProfile(),)) if dynamic else ():
-        _check(dynamic, profile.shapes, model)
-        added = builder.create_optimization_profile()
-        for name in dynamic:
-            shape = profile.shapes[name]
-            added.set_shape(name, shape.min, shape.opt, shape.max)
-        if config.add_optimization_profile(added) < 0:
-            raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
-
-
-def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
-    """Inputs with unknown dimensions, which TensorRT represents as -1."""
-    found: dict[str, Shape] = {}
+    dynamic: dict[str, Shape] = {}  # inputs with unknown dimensions, which TensorRT represents as -1
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        shape = tuple(tensor.shape)
         if tensor.is_shape_tensor:
             raise BackendError(
                 f"the values of input '{tensor.name}' decide shapes inside the model, which a spec cannot state",
                 where=model,
                 cure="make it a constant of the model",
             )
-        if -1 in shape:
-            found[tensor.name] = shape
-    return found
-
-
-def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model: Path) -> None:
-    if missing := {name: shape for name, shape in dynamic.items() if name not in given}:
-        names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
-        what = f"input {names} has dynamic dimensions and no shape is given"
-        raise BackendError(what, where=model, cure=_cure(missing))
-    for name, own in dynamic.items():
-        for shape in (given[name].min, given[name].opt, given[name].max):
-            if not fits(shape, own, own):
-                raise BackendError(
-                    f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
-                    where=model,
-                    cure="declare in inputs.shapes a shape that the model accepts",
-                )
+        if -1 in (shape := tuple(tensor.shape)):
+            dynamic[tensor.name] = shape
+    for profile in (profiles or (ShapeProfile(),)) if dynamic else ():
+        if missing := {name: shape for name, shape in dynamic.items() if name not in profile.shapes}:
+            names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
+            what = f"input {names} has dynamic dimensions and no shape is given"
+            raise BackendError(what, where=model, cure=_cure(missing))
+        added = builder.create_optimization_profile()
+        for name, own in dynamic.items():
+            given = profile.shapes[name]
+            for shape in (given.min, given.opt, given.max):
+                if not fits(shape, own, own):
+                    raise BackendError(
+                        f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
+                        where=model,
+                        cure="declare in inputs.shapes a shape that the model accepts",
+                    )
+            added.set_shape(name, given.min, given.opt, given.max)
+        if config.add_optimization_profile(added) < 0:
+            raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
 
 
 def choose_profile(
@@ -281,30 +336,27 @@ def choose_profile(
 
     Raises `BackendError` if none accepts them.
     """
-    ranges: dict[str, list[str]] = {}
+    ranges: dict[str, list[str]] = {}  # the shapes that each profile accepts, of inputs that it rejects
     count = engine.num_optimization_profiles
     for index in range(count) if only is None or count == 1 else (only,):
-        found = ((name, _refused(engine, name, index, shape)) for name, shape in shapes.items())
-        refused = {name: span for name, span in found if span}
-        if not refused:
+        is_accepted = True
+        for name, shape in shapes.items():
+            own = tuple(engine.get_tensor_shape(name))
+            low, high, span = own, own, str(list(own))
+            if -1 in own:  # profiles are for dynamic inputs
+                low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
+                span = f"{list(low)} to {list(high)}"
+            if not fits(shape, low, high):
+                is_accepted = False
+                ranges.setdefault(name, []).append(span)
+        if is_accepted:
             return index
-        for name, span in refused.items():
-            ranges.setdefault(name, []).append(span)
     name, spans = next(iter(ranges.items()))
     raise BackendError(
         f"input '{name}' has shape {list(shapes[name])}, and the engine takes {' or '.join(spans)}",
         where=model,
         cure="feed a shape that inputs.shapes declares",
     )
-
-
-def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> str:
-    """The shapes a profile accepts, if it rejects this one; else empty. Profiles are for dynamic inputs."""
-    own = tuple(engine.get_tensor_shape(name))
-    if -1 not in own:
-        return "" if shape == own else str(list(own))
-    low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
-    return "" if fits(shape, low, high) else f"{list(low)} to {list(high)}"
 
 
 def fits(shape: Shape, low: Shape, high: Shape) -> bool:
@@ -335,3 +387,30 @@ def exports_creators(library: Path) -> bool:
 def trtexec_option(library: Path) -> str:
     """The option of trtexec for a library: ``--dynamicPlugins`` for the registry, ``--staticPlugins`` for others."""
     return f"--{'dynamic' if exports_creators(library) else 'static'}Plugins={library}"
+
+
+# ---- names that differ between versions ------------------------------------------------------------
+
+
+def optional(owner: object, name: str) -> Any:
+    """An attribute or enum member that some versions do not have; ``None`` in those."""
+    return getattr(owner, name, None)
+
+
+def required(owner: object, name: str, wanted_by: str) -> Any:
+    """The same for an attribute that the user requested: an error if it is missing."""
+    found = optional(owner, name)
+    if found is None:
+        raise BackendError(
+            f"{wanted_by} cannot be used: this version of TensorRT has no {name}",
+            cure="leave the option out, or install the version it is for",
+        )
+    return found
+
+
+def network_flags() -> int:
+    """The flags of a strongly typed network. TensorRT 11 has only this kind, and later versions may drop the flag."""
+    import tensorrt as trt
+
+    member = optional(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    return 0 if member is None else 1 << int(member)

@@ -1,7 +1,7 @@
 """TensorRT 10.9 to 11.4 through its Python API.
 
 Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this process: see
-`qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see `qdqspec.backends.tensorrt.options`.
+`qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see `qdqspec.backends.tensorrt.build`.
 ``docs/tensorrt.md`` lists tested and untested properties.
 """
 
@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Any
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.options import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
-from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.smi import GpuWatch
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, Engine
-from qdqspec.backends.tensorrt.api import TENSORRT, parts
-from qdqspec.backends.tensorrt.build import BuiltEngine, build_engine
+from qdqspec.backends.tensorrt import cuda
+from qdqspec.backends.tensorrt.build import OPTIONS, BuiltEngine, TimingOptions, build_engine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.device import TENSORRT, DeviceState, look, parts
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.log import open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.options import OPTIONS, TimingOptions
 from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
+from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
@@ -190,7 +188,12 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
         self._watch.observe()
-        return Samples(wall_ms=timed.device_ms, notes=self._notes(bound))
+        notes = [*self._require_open().notes, bound.note, *self._watch.notes]
+        is_known = len(self._launches) >= _FEWEST_LAUNCHES
+        if is_known and statistics.median(self._launches) > _ENQUEUE_BOUND:
+            # Without the share, so that the notes of several measurements are one.
+            notes.append("enqueue-bound: the host takes as long to launch a run as the GPU to compute it")
+        return Samples(wall_ms=timed.device_ms, notes=tuple(filter(None, notes)))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, in names of the model without Q/DQ, from a profiling context.
@@ -215,22 +218,11 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""
         if self._native is not None:
-            if self._watch.states:
-                self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
             for bound in self._bound.values():
                 bound.close()
             self._drop_runner()
             self._stream.close()
         super().close()
-
-    def _notes(self, bound: Bound) -> tuple[str, ...]:
-        """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
-        found = [*self._require_open().notes, bound.note, *self._watch.notes]
-        is_known = len(self._launches) >= _FEWEST_LAUNCHES
-        if is_known and statistics.median(self._launches) > _ENQUEUE_BOUND:
-            # Without the share, so that the notes of several measurements are one.
-            found.append("enqueue-bound: the host takes as long to launch a run as the GPU to compute it")
-        return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
         built = self._require_open()

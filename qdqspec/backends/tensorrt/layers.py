@@ -85,23 +85,16 @@ class Layer:
                 return dtype
         read = [tensor.dtype for tensor in self.inputs]
         data = next((dtype for dtype in read if dtype in _NARROW | _FLOATS), read[0] if read else "")
-        if data in _NARROW and self._widens:
-            every = (*self.inputs, *self.constants, *self.outputs)
-            return next((tensor.dtype for tensor in every if tensor.dtype in _FLOATS), "fp32")
+        if data in _NARROW:
+            operands = [tensor.dtype for tensor in (*self.inputs, *self.constants)]
+            narrow = sum(dtype in _NARROW for dtype in operands)
+            # Generated kernels have their operations in their names. A product of narrow data and a float operand is
+            # one of floats: a weight without pairs beside quantized data, for example.
+            widens = self.layer_type in _PRODUCTS and narrow < 2 <= len(operands)
+            if "Cast" in self.name if self.generated else widens:
+                every = (*operands, *(tensor.dtype for tensor in self.outputs))
+                return next((dtype for dtype in every if dtype in _FLOATS), "fp32")
         return data or (self.weights if self.weights in _NARROW else "")
-
-    @property
-    def _widens(self) -> bool:
-        """Whether narrow data are converted to floats first.
-
-        Generated kernels have their operations in their names. A product of narrow data and a float operand is one
-        of floats: a weight without pairs beside quantized data, for example.
-        """
-        if self.generated:
-            return "Cast" in self.name
-        operands = [tensor.dtype for tensor in (*self.inputs, *self.constants)]
-        narrow = sum(dtype in _NARROW for dtype in operands)
-        return self.layer_type in _PRODUCTS and narrow < 2 <= len(operands)
 
     @property
     def generated(self) -> bool:
@@ -135,15 +128,27 @@ def parse_layers(
     """
     graph = read_graph(graph_json)
     names = EngineNames(model)
-    io = (entry for key in ("Bindings", "I/O Tensors") for entry in _listed(graph, key))
+    lists = (graph.get(key) for key in ("Bindings", "I/O Tensors"))
+    io = (entry for each in lists if isinstance(each, list) for entry in each)
     ends = names.tensors(str(e.get("Name", "")) if isinstance(e, Mapping) else str(e) for e in io)[:1]
     timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
-    kernels = _heavy_kernels([layer for layer, _ in timed], names)
-    return tuple(
-        _layer_time(layer, milliseconds, _nodes(layer, index, names, kernels), names, ends)
-        for index, (layer, milliseconds) in enumerate(timed)
-        if milliseconds or layer.layer_type not in _STREAMS
-    )
+    named = [names.of_layer(layer.name, layer.metadata) for layer, _ in timed]
+    # The kernel of each heavy operator of the model. Generated kernels before and after it list the operator too, since
+    # they quantize its inputs or scale its result. An operator that only generated kernels list is in the first.
+    kernels: dict[str, int] = {}
+    for index, (layer, _) in enumerate(timed):
+        for node in () if layer.converts else named[index]:
+            known = kernels.get(node, index)
+            if names.is_heavy(node) and (known == index or timed[known][0].generated > layer.generated):
+                kernels[node] = index
+    found = []
+    for index, (layer, milliseconds) in enumerate(timed):
+        if (
+            milliseconds or layer.layer_type not in _STREAMS
+        ):  # without heavy nodes whose inputs it only prepares
+            nodes = tuple(node for node in named[index] if kernels.get(node, index) <= index)
+            found.append(_layer_time(layer, milliseconds, nodes, names, ends))
+    return tuple(found)
 
 
 def kernel_list_hash(text: str) -> str:
@@ -154,27 +159,6 @@ def kernel_list_hash(text: str) -> str:
     """
     rows = "\n".join(_listed_rows(text))
     return hashlib.sha256(_COUNTED_BY_COMPILER.sub("", rows).encode(errors="replace")).hexdigest()
-
-
-def _heavy_kernels(layers: Sequence[Layer], names: EngineNames) -> dict[str, int]:
-    """The index of the kernel of each heavy operator of the model.
-
-    Generated kernels before and after it list the operator too, since they quantize its inputs or scale its result.
-    An operator that only generated kernels list is in the first.
-    """
-    found: dict[str, int] = {}
-    for index, layer in enumerate(layers):
-        for node in () if layer.converts else names.of_layer(layer.name, layer.metadata):
-            known = found.get(node, index)
-            if names.is_heavy(node) and (known == index or layers[known].generated > layer.generated):
-                found[node] = index
-    return found
-
-
-def _nodes(layer: Layer, index: int, names: EngineNames, kernels: Mapping[str, int]) -> tuple[str, ...]:
-    """The nodes of a layer, without heavy ones whose inputs it only prepares."""
-    named = names.of_layer(layer.name, layer.metadata)
-    return tuple(node for node in named if kernels.get(node, index) <= index)
 
 
 def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
@@ -254,11 +238,6 @@ def _weight_type(entry: Json) -> str:
     return next((dtype for dtype in constants if dtype in _NARROW or dtype == "int4"), "")
 
 
-def _listed(graph: Json, key: str) -> list[object]:
-    found = graph.get(key)
-    return found if isinstance(found, list) else []
-
-
 def _times(
     layers: Iterable[Layer], profile: Sequence[tuple[str, float]], *, profiled: bool
 ) -> Iterator[tuple[Layer, float]]:
@@ -287,6 +266,14 @@ def _layer_time(
     nodes = tuple(node for node in named if not names.is_pair(node))
     unfused = layer.origin == "QDQ" or bool(named and not nodes)
     boundary = layer.converts or unfused or not nodes
+    op_type, made = layer.layer_type, layer.outputs[0].dtype if layer.outputs else ""
+    if (
+        unfused and made
+    ):  # which half of a pair was not fused: determined by its output type, else by its name
+        op_type = "QuantizeLinear" if made in _NARROW or made == "int4" else "DequantizeLinear"
+    elif unfused:
+        text = " ".join((*named, layer.name)).lower()
+        op_type = "DequantizeLinear" if "dequant" in text else "QuantizeLinear"
     tensors = names.tensors(tensor.name for tensor in (*layer.inputs, *layer.outputs))
     if unfused and not tensors:  # Myelin has names of its own for tensors
         tensors = names.quantized(named)
@@ -294,7 +281,7 @@ def _layer_time(
         tensors = ends
     return LayerTime(
         name=layer.name,
-        op_type=_pair_type(layer, named) if unfused else layer.layer_type,
+        op_type=op_type,
         milliseconds=milliseconds,
         nodes=() if boundary else nodes,
         tensors=tensors if boundary else (),
@@ -302,15 +289,6 @@ def _layer_time(
         integer=not boundary and layer.computes in _NARROW,
         precision=layer.precision,
     )
-
-
-def _pair_type(layer: Layer, named: tuple[str, ...]) -> str:
-    """Which half of a pair was not fused: determined by its output type, else by its name."""
-    made = layer.outputs[0].dtype if layer.outputs else ""
-    if made:
-        return "QuantizeLinear" if made in _NARROW or made == "int4" else "DequantizeLinear"
-    text = " ".join((*named, layer.name)).lower()
-    return "DequantizeLinear" if "dequant" in text else "QuantizeLinear"
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -400,31 +378,34 @@ class EngineNames:
             yield self._called[name]
             return
         for found in _FOREIGN.finditer(name):
-            yield from self._between(*found[1].partition("...")[::2])
+            first, _, last = found[1].partition("...")
+            ends = [node for end in (first, last) for node in self._of_parts(end)]
+            if self._model is None or len(ends) < 2:
+                yield from ends
+            else:  # all nodes from the first to the last
+                yield from nodes_between(self._model, ends[0], ends[-1])
         yield from self._of_parts(_FOREIGN.sub("", name))
 
-    def _between(self, first: str, last: str) -> Iterator[str]:
-        """All nodes from the first to the last of a foreign node; without a model only these two."""
-        ends = [node for end in (first, last) for node in self._of_parts(end)]
-        if self._model is None or len(ends) < 2:
-            yield from ends
-        else:
-            yield from nodes_between(self._model, ends[0], ends[-1])
-
     def _of_parts(self, name: str) -> Iterator[str]:
-        parts = [inner for part in _JOINTS.split(name) for inner in _unwrapped(part) if inner]
+        """The nodes of each part; without a model by syntax: a part before a Q is the weight that it quantizes."""
+        parts = []
+        for part in _JOINTS.split(name):
+            if part.startswith(_POINTWISE):  # nested: its arguments
+                parts += [inner.rstrip(")") for inner in part.replace(_POINTWISE, "").split(", ")]
+            else:
+                parts.append(part)
+        parts = [part for part in parts if part]
         for part, following in zip(parts, [*parts[1:], ""], strict=False):
-            yield from self._of_part(part, following)
-
-    def _of_part(self, part: str, following: str) -> Iterator[str]:
-        """The nodes of a part; without a model by syntax: a part before a Q is the weight that it quantizes."""
-        bare = _MYELIN.sub("", _CLONE.sub("", part))
-        if self._model is not None:
-            known = (self._called.get(name) for name in (part, bare, _COUNTED.sub("", bare)))
-            yield from [node for node in known if node][:1]
-        elif not _INSERTED.search(part) and not part.endswith((".weight", ".bias")):
-            is_weight = _PAIR.search(following) and not _PAIR.search(part)
-            yield from () if is_weight else (bare,)
+            bare = _MYELIN.sub("", _CLONE.sub("", part))
+            if self._model is not None:
+                known = (self._called.get(name) for name in (part, bare, _COUNTED.sub("", bare)))
+                yield from [node for node in known if node][:1]
+                continue
+            is_weight = part.endswith((".weight", ".bias")) or (
+                _PAIR.search(following) and not _PAIR.search(part)
+            )
+            if not is_weight and not _INSERTED.search(part):
+                yield bare
 
 
 def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
@@ -443,17 +424,9 @@ def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
     return tuple(n.name for n in model.nodes if n.name in on_path) or (first, last)
 
 
-def _unwrapped(part: str) -> list[str]:
-    """The arguments of nested pointwise fusions; any other text unchanged."""
-    if not part.startswith(_POINTWISE):
-        return [part]
-    return [name.rstrip(")") for name in part.replace(_POINTWISE, "").split(", ")]
-
-
 # ---- files --------------------------------------------------------------------------------------
 
 _LAYER_INFORMATION, _LAYER_PROFILE = "layer information", "layer profile"
-
 
 _LIST = "Layers:\n"  # before the kernels that a build logs
 _LIST_END = re.compile(r"\n\n(?:I/O Tensors|Bindings):")

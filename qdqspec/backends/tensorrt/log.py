@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.backends._engine import one_line
-from qdqspec.backends.trtexec.log import shortened
+from qdqspec.backends.trtexec.process import shortened
 from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:

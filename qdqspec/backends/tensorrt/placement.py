@@ -146,22 +146,21 @@ def transpose_to_matmul(model: Model, units: Units) -> Units:
 
 def _joined(model: Model, attention: Attention, scores: Unit, mixed: Unit) -> Unit | None:
     """One unit of both products; ``None`` if no format is left."""
+    shape = model.shape(attention.scores.inputs[1])
+    head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
+
+    def fits(form: Form) -> bool:
+        if form.choice.format == FP8:
+            return attention.plain and (head is None or head in _HEADS_IN_FP8)
+        return form.choice.format != INT8 or positions is None or positions <= _LONGEST_IN_INT8
+
     offered = {form.choice.format for form in scores.forms}
-    alike = (form for form in mixed.forms if form.choice.format in offered)
-    forms = tuple(form for form in alike if _fits(model, attention, form))
+    forms = tuple(form for form in mixed.forms if form.choice.format in offered and fits(form))
     if not forms:
         return None
     names = {*scores.nodes, *(node.name for node in attention.between), *mixed.nodes}
     nodes = tuple(sorted(names, key=lambda name: model.by_name[name].index))
     return replace(mixed, id=scores.id, nodes=nodes, edges=(*scores.edges, *mixed.edges), forms=forms)
-
-
-def _fits(model: Model, attention: Attention, form: Form) -> bool:
-    shape = model.shape(attention.scores.inputs[1])
-    head, positions = shape[-2:] if shape is not None and len(shape) > 1 else (None, None)
-    if form.choice.format == FP8:
-        return attention.plain and (head is None or head in _HEADS_IN_FP8)
-    return form.choice.format != INT8 or positions is None or positions <= _LONGEST_IN_INT8
 
 
 # ---- finding ------------------------------------------------------------------------------------
@@ -193,16 +192,12 @@ def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
         if not is_default(node) or node.op_type not in _LAYOUT | _SCALES | _MASKS:
             return None
         path.append(node)
-        node = _source(model, node)
+        # of two operands of a scale or mask the one after a product
+        names = [name for name in node.inputs[:2] if name in model.producer and name not in model.constants]
+        makers = [model.producer[name] for name in (names[:1] if node.op_type in _LAYOUT else names)]
+        near = [m for m in makers if _is_product(model, m) or m.op_type in _LAYOUT | _SCALES | _MASKS]
+        node = max(near, key=lambda maker: (_is_product(model, maker), maker.index), default=None)
     return None if node is None else (node, path)
-
-
-def _source(model: Model, node: Node) -> Node | None:
-    """The producer of the data of a scale, mask or layout: of two operands the one after a product."""
-    names = [name for name in node.inputs[:2] if name in model.producer and name not in model.constants]
-    makers = [model.producer[name] for name in (names[:1] if node.op_type in _LAYOUT else names)]
-    near = [m for m in makers if _is_product(model, m) or m.op_type in _LAYOUT | _SCALES | _MASKS]
-    return max(near, key=lambda maker: (_is_product(model, maker), maker.index), default=None)
 
 
 def _after(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
@@ -243,7 +238,14 @@ def skip_side_of_residual_add(model: Model, units: Units) -> Units:
     makers = _weighted_makers(units)
     main = {unit.id: _weighted_side(model, makers, unit) for unit in units if unit.op_type == "Add"}
     fused = {edge[0] for edge in main.values() if edge is not None}
-    return tuple(_beside(unit, main.get(unit.id), fused) for unit in units)
+
+    def beside(unit: Unit) -> Unit:
+        if (own := main.get(unit.id)) is not None:
+            return replace(unit, edges=tuple(edge for edge in unit.edges if edge != own))
+        kept = tuple(tensor for tensor in unit.outputs if tensor not in fused)
+        return unit if kept == unit.outputs else with_results(unit, kept, unit.out_edges)
+
+    return tuple(beside(unit) for unit in units)
 
 
 def conv_to_layernorm(model: Model, units: Units) -> Units:
@@ -260,7 +262,11 @@ def conv_to_layernorm(model: Model, units: Units) -> Units:
     passed: set[str] = set()  # tensors whose only path leads to the LayerNormalization
     for norm in model.nodes:
         if norm.op_type == "LayerNormalization" and is_default(norm):
-            maker, path = _path_back(model, norm.inputs[0])
+            path = [norm.inputs[0]]  # its data, and the tensors before copies
+            maker = model.producer.get(path[0])
+            while maker is not None and maker.op_type in _BETWEEN and is_default(maker):
+                path.append(maker.inputs[0])
+                maker = model.producer.get(maker.inputs[0])
             if maker is not None and maker.name in convs:
                 edge = norm.inputs[0], Consumer(norm.name, 0)
                 gained.setdefault(convs[maker.name], []).append(edge)
@@ -327,13 +333,6 @@ def _weighted_side(model: Model, makers: frozenset[str], add: Unit) -> Edge | No
     return max(sides, key=lambda side: side[:2])[2] if sides else None
 
 
-def _beside(unit: Unit, main: Edge | None, fused: set[str]) -> Unit:
-    if main is not None:
-        return replace(unit, edges=tuple(edge for edge in unit.edges if edge != main))
-    kept = tuple(tensor for tensor in unit.outputs if tensor not in fused)
-    return unit if kept == unit.outputs else with_results(unit, kept, unit.out_edges)
-
-
 def _depth(model: Model, tensor: str) -> int:
     """Number of weighted operators above a tensor on the longest path, within the depth of a block."""
     depth, front = 0, {tensor}
@@ -344,19 +343,6 @@ def _depth(model: Model, tensor: str) -> int:
         if not front:
             break
     return depth
-
-
-# ---- Conv to LayerNormalization -----------------------------------------------------------------
-
-
-def _path_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
-    """The producer of a tensor, copies skipped, and the tensors between."""
-    path = [tensor]
-    maker = model.producer.get(tensor)
-    while maker is not None and maker.op_type in _BETWEEN and is_default(maker):
-        path.append(maker.inputs[0])
-        maker = model.producer.get(maker.inputs[0])
-    return maker, path
 
 
 def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:

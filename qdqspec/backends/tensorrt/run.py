@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqspec._core.arrays import Array, Shape
-from qdqspec.backends._nvidia.cuda import CudaError, DeviceBuffer, Graph, HostBuffer, Stream, download, upload
-from qdqspec.backends.tensorrt.api import numpy_dtype
 from qdqspec.backends.tensorrt.build import choose_profile
+from qdqspec.backends.tensorrt.cuda import (
+    CudaError,
+    DeviceBuffer,
+    Graph,
+    HostBuffer,
+    Stream,
+    download,
+    upload,
+)
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
 
@@ -27,6 +34,12 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 _CANNOT_RUN = "the model could not be run"
+
+# TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
+_NUMPY = {
+    "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "BOOL": "bool", "UINT8": "uint8",
+    "INT64": "int64", "BF16": "bfloat16", "FP8": "float8_e4m3fn",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +54,27 @@ class Port:
 
 
 def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
-    """The inputs and outputs of an engine, in its order."""
+    """The inputs and outputs of an engine, in its order; raises `BackendError` for packed elements."""
+    import ml_dtypes  # types that are not part of numpy
     import tensorrt as trt
 
-    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    return tuple(
-        Port(
+    ports = []
+    for name in (engine.get_tensor_name(index) for index in range(engine.num_io_tensors)):
+        dtype = engine.get_tensor_dtype(name).name
+        if dtype not in _NUMPY:
+            raise BackendError(
+                f"tensor '{name}' has elements of type {dtype}, which cannot be exchanged with numpy",
+                cure="end the model with a type that numpy knows",
+            )
+        port = Port(
             name=name,
-            dtype=numpy_dtype(engine.get_tensor_dtype(name), name),
+            dtype=np.dtype(getattr(ml_dtypes, _NUMPY[dtype], _NUMPY[dtype])),
             shape=tuple(engine.get_tensor_shape(name)),
             is_input=engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
             on_host=engine.get_tensor_location(name) == trt.TensorLocation.HOST,
         )
-        for name in names
-    )
+        ports.append(port)
+    return tuple(ports)
 
 
 def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path) -> None:
@@ -159,7 +179,10 @@ class Execution:
             return None, error.what
 
     def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
-        """Mean milliseconds of every layer, as trtexec exports them. The sum exceeds a run without profiling."""
+        """Mean milliseconds of every layer in order of execution, as trtexec exports them; names may repeat.
+
+        The sum exceeds a run without profiling.
+        """
         assert self.context is not None
         profiler = _profiler_type()()
         with refusals(self._log, "the model could not be profiled", self._model):
@@ -170,7 +193,11 @@ class Execution:
                 profiler.begin()
                 self.enqueue()
                 self._stream.synchronize()
-        return _mean_times(profiler.runs)
+        names = [name for name, _ in profiler.runs[-1]] if profiler.runs else []
+        # runs of another length had a branch that was not executed
+        alike = [run for run in profiler.runs if [name for name, _ in run] == names]
+        means = (statistics.fmean(run[position][1] for run in alike) for position in range(len(names)))
+        return [{"name": name, "averageMs": mean} for name, mean in zip(names, means, strict=True)]
 
     def close(self) -> None:
         """Free context and buffers; closing twice has no effect."""
@@ -198,33 +225,29 @@ class Execution:
         context.nvtx_verbosity = trt.ProfilingVerbosity.NONE  # profiler annotations cost time on every launch
         self._require(context.set_optimization_profile_async(index, self._stream.handle), "its shapes")
         for port in self._inputs:
-            self._open_input(context, port, feeds[port.name])
+            value = feeds[port.name]
+            self._host[port.name] = HostBuffer(value.nbytes)
+            address = self._host[port.name].address
+            if not port.on_host:
+                self._device[port.name] = DeviceBuffer(value.nbytes)
+                address = self._device[port.name].address
+            named = f"input '{port.name}'"
+            self._require(context.set_input_shape(port.name, value.shape), f"the shape of {named}")
+            self._require(context.set_tensor_address(port.name, address), f"the address of {named}")
         self.feed(feeds)
         if unknown := context.infer_shapes():
             raise BackendError(f"the shapes of {', '.join(unknown)} are not known", where=self._model)
         for port in self._outputs:
-            self._open_output(context, port)
-
-    def _open_input(self, context: trt.IExecutionContext, port: Port, value: Array) -> None:
-        self._host[port.name] = HostBuffer(value.nbytes)
-        address = self._host[port.name].address
-        if not port.on_host:
-            self._device[port.name] = DeviceBuffer(value.nbytes)
+            shape = tuple(context.get_tensor_shape(port.name))
+            if -1 in shape:
+                allocator = self._allocators[port.name] = _allocator_type()()
+                self._require(context.set_output_allocator(port.name, allocator), f"memory for '{port.name}'")
+                continue
+            size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            self._host[port.name] = HostBuffer(size)
+            self._device[port.name] = DeviceBuffer(size)
             address = self._device[port.name].address
-        self._require(context.set_input_shape(port.name, value.shape), f"the shape of input '{port.name}'")
-        self._require(context.set_tensor_address(port.name, address), f"the address of input '{port.name}'")
-
-    def _open_output(self, context: trt.IExecutionContext, port: Port) -> None:
-        shape = tuple(context.get_tensor_shape(port.name))
-        if -1 in shape:
-            allocator = self._allocators[port.name] = _allocator_type()()
-            self._require(context.set_output_allocator(port.name, allocator), f"memory for '{port.name}'")
-            return
-        size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        self._host[port.name] = HostBuffer(size)
-        self._device[port.name] = DeviceBuffer(size)
-        address = self._device[port.name].address
-        self._require(context.set_tensor_address(port.name, address), f"output '{port.name}'")
+            self._require(context.set_tensor_address(port.name, address), f"output '{port.name}'")
 
     def _require(self, done: bool, what: str) -> None:
         if not done:
@@ -232,20 +255,18 @@ class Execution:
 
     def _fetched(self, port: Port) -> Array:
         assert self.context is not None
-        allocator = self._allocators.get(port.name)
-        if allocator is None:
-            source, staged = self._device[port.name], self._host[port.name]
-            shape = tuple(self.context.get_tensor_shape(port.name))
-            return self._copied(source, staged, port, shape)
-        size = port.dtype.itemsize * int(np.prod(allocator.shape, dtype=np.int64))
-        with contextlib.closing(HostBuffer(size)) as staged:
-            return self._copied(allocator.buffer, staged, port, allocator.shape)
-
-    def _copied(self, source: DeviceBuffer, staged: HostBuffer, port: Port, shape: Shape) -> Array:
-        if staged.size_bytes:
-            download(staged, source, self._stream)
-            self._stream.synchronize()
-        return np.array(staged.view(port.dtype, shape))
+        with contextlib.ExitStack() as opened:
+            if (allocator := self._allocators.get(port.name)) is None:
+                shape = tuple(self.context.get_tensor_shape(port.name))
+                source, staged = self._device[port.name], self._host[port.name]
+            else:
+                source, shape = allocator.buffer, allocator.shape
+                size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+                staged = opened.enter_context(contextlib.closing(HostBuffer(size)))
+            if staged.size_bytes:
+                download(staged, source, self._stream)
+                self._stream.synchronize()
+            return np.array(staged.view(port.dtype, shape))
 
 
 @dataclass(slots=True)
@@ -262,14 +283,6 @@ class Bound:
         if self.graph is not None:
             self.graph.close()
         self.session.close()
-
-
-def _mean_times(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:
-    """Layers in order of execution; names may repeat. Runs of another length (a branch not executed) are excluded."""
-    names = [name for name, _ in runs[-1]] if runs else []
-    alike = [run for run in runs if [name for name, _ in run] == names]
-    means = (statistics.fmean(run[position][1] for run in alike) for position in range(len(names)))
-    return [{"name": name, "averageMs": mean} for name, mean in zip(names, means, strict=True)]
 
 
 @cache

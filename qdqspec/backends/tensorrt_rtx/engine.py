@@ -16,28 +16,30 @@ from typing import TYPE_CHECKING, NoReturn
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._nvidia import cuda
 from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, BuildOptions, Capabilities, Engine
-from qdqspec.backends.tensorrt.api import RTX
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt.build import BuiltEngine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import DeviceState, look
+from qdqspec.backends.tensorrt.device import RTX, DeviceState, look
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, Compiled, compile_model
+from qdqspec.backends.tensorrt_rtx.compiler import (
+    CURRENT,
+    DEFAULT,
+    OPTIONS,
+    Compiled,
+    compile_model,
+    compute_capability,
+)
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
-from qdqspec.backends.tensorrt_rtx.options import DEFAULT, OPTIONS, compute_capability
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
-# Warm-up of an engine: contexts agree if their medians of so many runs differ by this share at most.
-_RUNS, _ROUNDS, _AGREEMENT = 20, 10, 0.02
 
 
 class TensorRtRtx(TensorRt):
@@ -156,16 +158,28 @@ class RtxEngine(TensorRtEngine):
             cache = self._require_open().runtime_config.get_runtime_cache()
             write_whole(self._cache_file, bytes(cache.serialize()), what="the runtime cache")
 
-    def _warmed_up(self, first: Execution, second: Execution) -> str:
-        """Run two contexts in turns until their medians agree; the note of samples if they do not."""
+    def _warmed_up(
+        self,
+        first: Execution,
+        second: Execution,
+        *,
+        runs: int = 20,
+        rounds: int = 10,
+        agreement: float = 0.02,
+    ) -> str:
+        """Run two contexts in turns until they agree; the note of samples if they do not within ``rounds``.
+
+        They agree if the medians of their ``runs`` differ by the share ``agreement`` at most: a smaller one makes a
+        slow start less likely in samples, and each binding longer.
+        """
         apart = 0.0
-        for _ in range(_ROUNDS):
-            times = [cuda.time_runs(self._stream, each.enqueue, _RUNS).device_ms for each in (first, second)]
+        for _ in range(rounds):
+            times = [cuda.time_runs(self._stream, each.enqueue, runs).device_ms for each in (first, second)]
             medians = [*map(statistics.median, times)]
             apart = max(medians) / max(min(medians), 1e-6) - 1
-            if apart <= _AGREEMENT:
+            if apart <= agreement:
                 return ""
-        return f"two contexts of the engine differ by {apart:.0%} after {2 * _ROUNDS * _RUNS} runs"
+        return f"two contexts of the engine differ by {apart:.0%} after {2 * rounds * runs} runs"
 
     def _hash(self) -> str:
         return kernel_list_hash(self._kernels)

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint import numbers, operators, sizes
+from qdqspec.backends.tensorrt.lint import numbers, operators
 from qdqspec.backends.tensorrt.lint.operators import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt.placement import attentions
@@ -35,19 +35,19 @@ def _foreign_operators(view: View) -> Iterator[Hit]:
 
 def _large_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a kernel of more than 32 elements."""
-    return sizes.fp8_kernels(view, too_large_for_fp8)
+    return operators.fp8_kernels(view, too_large_for_fp8)
 
 
 def _lacking_formats(view: View) -> Iterator[Hit]:
     """Formats in the model that the given compute capability does not build."""
     if view.capability is None:
         return iter(())
-    return sizes.formats_but(view, [name for name, first in _BUILDS.items() if view.capability >= first])
+    return operators.formats_but(view, [name for name, first in _BUILDS.items() if view.capability >= first])
 
 
 def _newer_formats(view: View) -> Iterator[Hit]:
     """Formats other than int8, if no compute capability is given."""
-    for fmt, count in sizes.pair_formats(view).items() if view.capability is None else ():
+    for fmt, count in operators.pair_formats(view).items() if view.capability is None else ():
         if fmt != "int8":
             yield None, f"{count} pairs are {fmt}: compute capability {dotted(_BUILDS[fmt])} or above"
 

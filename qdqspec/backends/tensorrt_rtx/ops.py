@@ -1,4 +1,4 @@
-"""The operators and formats that TensorRT for RTX quantizes, by compute capability.
+"""The operators and formats that TensorRT for RTX quantizes, by compute capability, and its own placement rules.
 
 Source: measured with TensorRT for RTX 1.7.1.116, which lists the kernels of an engine. No kernel was timed.
 It differs from TensorRT (`qdqspec.backends.tensorrt.ops`):
@@ -17,7 +17,9 @@ from dataclasses import replace
 
 from qdqspec._core.hooks import Hook
 from qdqspec.backends.base import Capabilities
-from qdqspec.backends.tensorrt import ops
+from qdqspec.backends.tensorrt import ops, placement
+from qdqspec.graph.model import Model
+from qdqspec.qdq.space.units import Unit, Units
 from qdqspec.types import Kind
 
 LABELS: dict[str, tuple[Kind, ...]] = {
@@ -32,7 +34,7 @@ _POOL_SINCE = (12, 0)  # GlobalAveragePool
 # no effect either.
 _OWN = ("large-fp8-kernel", "whole-attention")
 RULES: dict[str, Hook] = {
-    **{name: f"qdqspec.backends.tensorrt_rtx.placement:{name.replace('-', '_')}" for name in _OWN},
+    **{name: f"qdqspec.backends.tensorrt_rtx.ops:{name.replace('-', '_')}" for name in _OWN},
     **{name: ops.RULES[name] for name in ("transpose-to-matmul", "skip-side-of-residual-add")},
 }
 
@@ -66,3 +68,33 @@ def why_not(name: str, compute: Collection[tuple[int, int]]) -> str:
 def too_large_for_fp8(weight: Sequence[int]) -> bool:
     """Whether a convolution's kernel has more than 32 elements, for which there is no fp8 kernel."""
     return ops.kernel_elements(weight) > _LARGEST_FP8_KERNEL
+
+
+# ---- placement rules that differ from those of TensorRT --------------------------------------------
+
+
+def large_fp8_kernel(model: Model, units: Units) -> Units:
+    """A convolution whose kernel has more than 32 elements is not computed in fp8.
+
+    Source: 1x32, 2x16 and 4x8 are computed in fp8; 1x33, 3x11, 2x17 and 5x7 in float.
+    """
+    return placement.without_formats(
+        units,
+        lambda unit, fmt: fmt == placement.FP8 and too_large_for_fp8(placement.weight_shape(model, unit)),
+    )
+
+
+def whole_attention(model: Model, units: Units) -> Units:
+    """Both products of an attention are quantized with all four inputs and the result, or not at all.
+
+    Source: an attention is one kernel with pairs on queries, keys, values, Softmax and the result. Without that on the
+    result it is several, except in fp8 in a float16 model.
+    """
+    alone = {unit.id: unit for unit in units}
+
+    def joined(unit: Unit) -> Unit:
+        forms = (form.without("in-only") for form in unit.forms)
+        return replace(unit, forms=tuple(form for form in forms if form.kinds))
+
+    whole = placement.whole_attention(model, units)
+    return tuple(unit if unit == alone[unit.id] else joined(unit) for unit in whole)

@@ -13,20 +13,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH, declare, option, plugin_libraries, whole
 from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
-from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.backends.tensorrt.ops import capabilities, formats_for
+from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
-from qdqspec.backends.trtexec.log import Report
-from qdqspec.backends.trtexec.process import Tool
+from qdqspec.backends.trtexec.process import Report, Tool
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -118,7 +119,24 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         self._temporary, self._folder = folder, folder.path
         self._words = OPTIONS.of(options.extra)
         self._device = options.device
-        self._notes = self._build(options).notes
+        plan = self._folder / "engine.plan"
+        shapes = process.shape_words(model, options.profiles)
+        words = [f"--onnx={self.model}", f"--saveEngine={plan}", "--skipInference", *shapes]
+        words += ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
+        if not _WEAK.intersection(self._words.args):
+            words.append(_STRONG)
+        own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
+        cache = self._words.timing_cache or own
+        if cache and not options.fresh:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            words.append(f"--timingCacheFile={cache}")
+            if cache == own and (damage := set_aside_damaged(cache)) is not None:
+                sys.stderr.write(f"{damage}\n")  # into the log of this process
+        self._notes = self._run(words, _PATIENCE * options.build_seconds).notes
+        if not plan.is_file():
+            raise BackendError("trtexec passed and wrote no engine", where=self.model)
+        if cache and cache == own and cache.is_file():
+            seal(cache)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and read the outputs, with the six digits that trtexec writes."""
@@ -163,27 +181,6 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         super().close()
         self._temporary.close()
 
-    def _build(self, options: BuildOptions) -> Report:
-        plan = self._folder / "engine.plan"
-        shapes = process.shape_words(self._model, options.profiles)
-        words = [f"--onnx={self.model}", f"--saveEngine={plan}", "--skipInference", *shapes]
-        words += ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
-        if not _WEAK.intersection(self._words.args):
-            words.append(_STRONG)
-        own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
-        cache = self._words.timing_cache or own
-        if cache and not options.fresh:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            words.append(f"--timingCacheFile={cache}")
-            if cache == own and (damage := set_aside_damaged(cache)) is not None:
-                sys.stderr.write(f"{damage}\n")  # into the log of this process
-        report = self._run(words, _PATIENCE * options.build_seconds)
-        if not plan.is_file():
-            raise BackendError("trtexec passed and wrote no engine", where=self.model)
-        if cache and cache == own and cache.is_file():
-            seal(cache)
-        return report
-
     def _call(self, words: list[str]) -> Report:
         return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], process.CALL_SECONDS)
 
@@ -200,10 +197,15 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         return [*([f"--useProfile={profile}"] if profile else []), *self._inputs(feeds)]
 
     def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
-        shapes = process.fed_shapes(self._model, feeds)
-        if not feeds:
-            return shapes
-        return [*shapes, f"--loadInputs={process.write_inputs(self._model, feeds, self._folder)}"]
+        """``--shapes`` of the dynamic inputs, and ``--loadInputs`` with a file of each input's bytes."""
+        words, files = list[str](), list[str]()
+        if dynamic := process.dynamic_inputs(self._model):
+            words.append(f"--shapes={process.joined({name: feeds[name].shape for name in dynamic})}")
+        for index, name in enumerate(process.inputs_of(self._model) if feeds else ()):
+            path = self._folder / f"input-{index}.bin"
+            path.write_bytes(np.ascontiguousarray(feeds[name]).tobytes())
+            files.append(f"{process.quoted(name)}:{path}")
+        return [*words, f"--loadInputs={','.join(files)}"] if files else words
 
     def _text(self, path: Path) -> str:
         try:

@@ -1,7 +1,10 @@
-"""Runs trtexec as a child process with files of inputs and outputs; returns a report or raises an error.
+"""Runs trtexec 10 and 11 as a child process with files of inputs and outputs, and reads and explains its log.
 
-Its output is passed on with passwords of remote URLs masked: the tuning of
-safety engines takes one on the command line, and trtexec prints its command line twice.
+Messages, recorded or from trtexec's source, either end a run or only make a measurement unreliable. An ``[E]`` line
+alone does not mean failure: a tactic skipped for lack of memory writes one, and the build passes.
+
+The output is passed on with passwords of remote URLs masked: the tuning of safety engines takes one on the command
+line, and trtexec prints its command line twice.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -27,11 +31,139 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.programs import end_of_log, end_program, start_program
 from qdqspec._core.units import signal_text, without_passwords
 from qdqspec.backends._engine import ask_program, check_names
-from qdqspec.backends._nvidia.smi import environment
-from qdqspec.backends.trtexec.log import FATAL, Report, read_log
+from qdqspec.backends.tensorrt.smi import environment
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
-from qdqspec.types import ShapeProfile
+from qdqspec.types import NOT_CAPTURED, ShapeProfile
+
+RunOutcome: TypeAlias = Literal["PASSED", "FAILED", ""]
+
+# The messages that make a measurement unreliable, by kind: a text found in the line.
+NOTES: Mapping[str, str] = {
+    "no_implementation_retry": r"^Engine generation failed with backend strategy",
+    "out_of_memory_tactic": r"Skipping tactic .*insufficient memory|insufficient to use tactic"
+    r"|[Vv]irtualMemoryBuffer.*OutOfMemory",
+    "weakly_typed": r"^Weakly-typed networks have been deprecated",
+    "hardware_hint": r"hardware does not accelerate",
+    "unstable_timing": r"^\* GPU compute time is unstable",
+    "enqueue_bound": r"^\* Throughput may be bound by Enqueue Time",
+    "transfer_bound": r"^\* Throughput may be bound by (?:host-to-device|device-to-host) transfers",
+    "aux_streams": r"auxiliary streams, so the .*latency may not be accurate",
+    "no_cuda_graph": r"not permitted under CUDA graph|useCudaGraph flag has been ignored",
+}
+# The messages that end a run, the most specific first: a text found in the line, and the cure.
+FATAL: Mapping[str, tuple[str, str]] = {
+    "unknown_option": (
+        r"^Unknown option: ",
+        "leave the option out of trtexec.args, or use a trtexec that has it",
+    ),
+    "no_model": (r"^Model missing or format not recognized", "name an ONNX file"),
+    "shapes_assumed": (
+        r"^(?:Dynamic dimensions required for input: |Shape missing for input with dynamic shape: )",
+        "give the input a shape in inputs.shapes of the spec: TensorRT used 1 for missing dimensions",
+    ),
+    "parse_zero_point": (
+        r"symmetric quantization.*zero ?(?:point|pt)|shiftIsAllZeros",
+        "quantize symmetrically: every zero point must be 0",
+    ),
+    "parse_scale": (
+        r"scale coefficients must all be positive|scaleAllPositive",
+        "raise scales of zero: a channel of zeros has one",
+    ),
+    "parse_quant_type": (
+        r"TensorRT only allows .*quantization",
+        "use a number format that this version knows; leave biases in float",
+    ),
+    "out_of_memory_fatal": (
+        r"(?:Error Code 1: )?Cuda Runtime \(out of memory\)|User allocator error",
+        "free memory on the GPU, or take a smaller batch",
+    ),
+    "no_implementation": (
+        r"Could not find any implementation for node",
+        "leave the Q/DQ of that node out, or update TensorRT: 8.6 lacks kernels that 10 has",
+    ),
+    "internal_assert": (r"Assertion .*failed", "leave the Q/DQ around that place out"),
+    "api_misuse": (r"API Usage Error", ""),
+    "engine_mismatch": (
+        r"^Engine deserialization failed|^Got invalid engine",
+        "build the engine with the TensorRT that runs it",
+    ),
+    "parse_failure": (r"^Parsing model failed|^Failed to parse onnx", ""),
+}
+_PATTERNS = {
+    kind: re.compile(text) for kind, text in {**NOTES, **{k: v[0] for k, v in FATAL.items()}}.items()
+}
+_BANNER = re.compile(r"&&&& (RUNNING|PASSED|FAILED) TensorRT\.trtexec(?: \[TensorRT v(\d{4,9})\])?")
+_LINE = re.compile(
+    r"(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?(?:\[TRT\] )?(?:\[(?P<level>[A-Z])\] ?)?(?:\[TRT\] )?(?P<text>.*)"
+)
+_RETRIED = "Error message: "  # after "Engine generation failed with backend strategy": another follows
+_READ = 4000  # characters of a line that are searched
+_LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
+
+
+class Message(NamedTuple):
+    """A line of a known kind, without time and severity."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The parsed output of one run of trtexec. ``verdict`` is empty after a crash."""
+
+    verdict: RunOutcome = ""
+    version: tuple[int, int, int] | None = None
+    messages: tuple[Message, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of trtexec about its own measurement."""
+        return tuple(
+            f"{NOT_CAPTURED}: {text}" if kind == "no_cuda_graph" else text.removeprefix("* ")
+            for kind, text in self.messages
+            if kind in NOTES
+        )
+
+    @property
+    def cause(self) -> Message | None:
+        """The most specific of the messages that end a run."""
+        found = [message for message in self.messages if message.kind in FATAL]
+        return min(found, key=lambda message: [*FATAL].index(message.kind), default=None)
+
+
+def read_log(log: str) -> Report:
+    """Parse a log; unknown lines are skipped, and each message is kept once."""
+    verdict: RunOutcome = ""
+    version: tuple[int, int, int] | None = None
+    messages, errors = dict[Message, None](), dict[str, None]()
+    for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
+        found = _LINE.match(line)
+        assert found is not None  # every part is optional
+        text = found["text"].strip()
+        if banner := _BANNER.match(text):
+            if digits := banner[2]:  # 8601 is 8.6.1, 101601 is 10.16.1
+                number, step = int(digits), 100 if len(digits) > 4 else 10
+                version = number // (100 * step), number // 100 % step, number % 100
+            verdict = "PASSED" if banner[1] == "PASSED" else "FAILED" if banner[1] == "FAILED" else verdict
+        kind = next((kind for kind, pattern in _PATTERNS.items() if pattern.search(text[:_READ])), None)
+        if kind is not None and not text.startswith(_RETRIED):
+            messages[Message(kind, shortened(text))] = None
+        if text and found["level"] in ("E", "F"):
+            errors[shortened(text)] = None
+    return Report(verdict=verdict, version=version, messages=tuple(messages), errors=tuple(errors))
+
+
+def shortened(text: str) -> str:
+    """One line of limited length, with its middle removed."""
+    line = " ".join(text.split())
+    half = _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"
+
+
+# ---- the process -----------------------------------------------------------------------------------
 
 NAME = "trtexec"
 INSTALL = (
@@ -80,16 +212,14 @@ class Tool:
         errors = " | ".join(report.errors[-_LAST_LINES:])
         why = cause.text if cause else errors or _last_lines(log) or "it printed nothing"
         cure = FATAL[cause.kind][1] or None if cause else None
-        raise BackendError(f"trtexec {_result_text(code, report)}: {why}", where=model, cure=cure)
-
-
-def _result_text(code: int, report: Report) -> str:
-    """What a run that did not succeed did."""
-    if code < 0:
-        return f"was killed by {signal_text(-code)}"
-    if report.verdict == "PASSED":
-        return "measured another shape"
-    return f"failed with exit code {code}" if report.verdict or code else "ended without a verdict"
+        if code < 0:
+            what = f"was killed by {signal_text(-code)}"
+        elif report.verdict == "PASSED":
+            what = "measured another shape"
+        else:
+            failed = report.verdict or code
+            what = f"failed with exit code {code}" if failed else "ended without a verdict"
+        raise BackendError(f"trtexec {what}: {why}", where=model, cure=cure)
 
 
 def find_trtexec() -> str | None:
@@ -145,16 +275,6 @@ def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
             raise BackendError(f"input '{name}' takes {wanted}, and {given} is given", where=model.where)
 
 
-def write_inputs(model: Model, feeds: Mapping[str, Array], folder: Path) -> str:
-    """Write each input's bytes to a file and return the value of ``--loadInputs``."""
-    words = []
-    for index, name in enumerate(inputs_of(model)):
-        path = folder / f"input-{index}.bin"
-        path.write_bytes(np.ascontiguousarray(feeds[name]).tobytes())
-        words.append(f"{quoted(name)}:{path}")
-    return ",".join(words)
-
-
 def dynamic_inputs(model: Model) -> tuple[str, ...]:
     """Inputs with a dimension that is not a number."""
     return tuple(
@@ -189,12 +309,6 @@ def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
     return words
 
 
-def fed_shapes(model: Model, feeds: Mapping[str, Array]) -> list[str]:
-    """``--shapes`` for the fed inputs; empty for a model without dynamic inputs."""
-    dynamic = dynamic_inputs(model)
-    return [f"--shapes={joined({name: feeds[name].shape for name in dynamic})}"] if dynamic else []
-
-
 def joined(shapes: Mapping[str, Iterable[int]]) -> str:
     """``x:1x3x224x224,mask:1x128``; a scalar has an empty shape."""
     return ",".join(f"{quoted(name)}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
@@ -210,15 +324,23 @@ def read_outputs(text: str, model: Model) -> dict[str, Array]:
 
     Raises `BackendError` if an output is missing or its values do not match its dimensions.
     """
+    arrays = {}
     try:
         # C++ prints these words, without quotes, for values that are not numbers.
         found = json.loads(_BARE_NUMBER.sub(lambda m: m[1] + _WORDS[m[2].lower()], text), strict=False)
         entries = {entry["name"]: entry for entry in found}
-        return {value.name: _output(value, entries[value.name]) for value in model.proto.graph.output}
-    except KeyError as error:
-        raise _unreadable(model, f"there is no {error}") from None
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _unreadable(model, str(error)) from None
+        for output in model.proto.graph.output:
+            entry, dtype = entries[output.name], _dtype(output)
+            shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
+            values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
+            if values.size != math.prod(shape):
+                raise ValueError(f"output '{output.name}' has {values.size} values for dimensions {shape}")
+            arrays[output.name] = values.astype(dtype).reshape(shape)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"the outputs that trtexec wrote cannot be read: {why:.200}"
+        raise BackendError(what, where=model.where) from None
+    return arrays
 
 
 _WORDS = {"nan": "NaN", "inf": "Infinity"}
@@ -226,16 +348,3 @@ _WORDS = {"nan": "NaN", "inf": "Infinity"}
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[np.generic]:
     return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-
-
-def _output(value: onnx.ValueInfoProto, entry: Mapping[str, object]) -> Array:
-    dtype = _dtype(value)
-    shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
-    values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
-    if values.size != math.prod(shape):
-        raise ValueError(f"output '{value.name}' has {values.size} values for dimensions {shape}")
-    return values.astype(dtype).reshape(shape)
-
-
-def _unreadable(model: Model, why: str) -> BackendError:
-    return BackendError(f"the outputs that trtexec wrote cannot be read: {why:.200}", where=model.where)

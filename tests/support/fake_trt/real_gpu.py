@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from qdqspec.backends._nvidia import cuda
-from qdqspec.backends._nvidia.cuda import Event, HostBuffer
+from qdqspec.backends.tensorrt import cuda
+from qdqspec.backends.tensorrt.cuda import Event, HostBuffer
 
 ROUNDS_PER_MS = 25_000  # of 16 multiplications, at about 1.9 GHz; constant: equal layers take equal time
 BLOCKS, THREADS = 132, 128

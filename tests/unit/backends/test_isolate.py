@@ -128,16 +128,9 @@ def test_after_a_failure_the_engine_stays_closed(fake: Isolated, model: Path) ->
     engine.close()
 
 
-def test_text_tensors_are_refused_before_the_request(fake: Isolated, model: Path) -> None:
-    engine = build(fake, model)
-    with pytest.raises(BackendError, match="'input' holds str"):
-        engine.bind({"input": np.array(["a", "b"])})
-
-
 def test_output_of_a_child_process_is_only_in_its_log(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model, crash="run")
-        assert engine.log() == ""
         with pytest.raises(BackendError):
             engine.run(FEEDS)
     assert capfd.readouterr() == ("", "")
@@ -406,14 +399,12 @@ def test_the_last_of_the_fastest_processors_is_chosen(
 
 
 class Engine:
-    """Records the processors that it may use in each request."""
+    """Records the processors that it may use in each request, and which engine of the model is timed how often."""
 
     graph_hash = ""
 
-    def __init__(self, name: str, timed: list[tuple[str, int, int]]) -> None:
-        self.name = name
-        self.seen = {"build": os.sched_getaffinity(0)}
-        self.timed = timed  # which engine of the model, runs and warm-up
+    def __init__(self, name: str, seen: dict[str, set[int]], timed: list[tuple[str, int, int]]) -> None:
+        self.name, self.seen, self.timed = name, seen, timed
 
     def bind(self, feeds: object, profile: int = 0) -> None:
         pass
@@ -434,76 +425,62 @@ class Engine:
 
 class Backend:
     def __init__(self, capabilities: Capabilities) -> None:
-        self.engines: list[Engine] = []
+        self.seen: dict[str, set[int]] = {}
         self.timed: list[tuple[str, int, int]] = []
         self.capabilities = lambda _: capabilities
 
     def build(self, model: Path, options: BuildOptions) -> Engine:
-        self.engines.append(Engine("second" if self.engines else "first", self.timed))
-        return self.engines[-1]
+        name = "second" if self.timed else "first"
+        self.seen.setdefault("build", os.sched_getaffinity(0))
+        return Engine(name, self.seen, self.timed)
+
+
+ALONE = [("first", 8, 0)]
+REQUESTS: list[dict[str, object]] = [
+    {"do": "bind", "profile": 0},
+    {"do": "time", "runs": 8, "warmup": 5, "profile": 0, "after_another": True},
+    {"do": "layers", "runs": 2, "profile": 0},
+    {"do": "run"},
+]
 
 
 @needs_affinity
 @pytest.mark.parametrize(
-    ("computes_here", "threads", "on_one"),
-    [(True, 1, True), (True, 2, False), (False, 1, False)],
-    ids=["one thread", "several threads", "computes on a device"],
-)
-def test_engines_of_one_thread_are_timed_on_one_processor(
-    computes_here: bool, threads: int, on_one: bool
-) -> None:
-    """They use all processors for other requests, so that parallel runs do not share one processor."""
-    usable = os.sched_getaffinity(0)
-    engine = answered(
-        {"do": "time", "runs": 2, "warmup": 1, "profile": 0, "after_another": False},
-        {"do": "layers", "runs": 2, "profile": 0},
-        {"do": "run"},
-        threads=threads,
-        computes_here=computes_here,
-    )
-    expected = {chosen(usable)} if on_one else usable
-    assert engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
-
-
-@pytest.mark.parametrize(
-    ("computes_here", "large", "timed"),
+    ("computes_here", "threads", "most", "timed", "on_one"),
     [
-        (True, False, [("first", 1, 4), ("second", 1, 0), ("first", 8, 0)]),
-        (True, True, [("first", 8, 0)]),
-        (False, False, [("first", 8, 0)]),
+        (True, 1, worker.MOST_TWICE, [("first", 1, 4), ("second", 1, 0), *ALONE], True),
+        (True, 1, 1, ALONE, True),
+        (True, 2, worker.MOST_TWICE, ALONE, False),
+        (False, 1, worker.MOST_TWICE, ALONE, False),
     ],
-    ids=["on the processor", "a large model", "on a device"],
+    ids=["one thread", "a large model", "several threads", "computes on a device"],
 )
-def test_the_other_model_of_a_first_run_is_run_in_the_same_process(
-    monkeypatch: pytest.MonkeyPatch, computes_here: bool, large: bool, timed: list[tuple[str, int, int]]
+def test_engines_of_one_thread_are_timed_on_one_processor_after_another_run_there(
+    monkeypatch: pytest.MonkeyPatch,
+    computes_here: bool,
+    threads: int,
+    most: int,
+    timed: list[tuple[str, int, int]],
+    on_one: bool,
 ) -> None:
-    """The other model is a second engine of the same model."""
-    if large:
-        monkeypatch.setattr(worker, "MOST_TWICE", 1)
-    engine = answered(
-        {"do": "bind", "profile": 0},
-        {"do": "time", "runs": 8, "warmup": 5, "profile": 0, "after_another": True},
-        computes_here=computes_here,
-    )
-    assert engine.timed == timed
-
-
-def answered(*requests: dict[str, object], threads: int = 1, computes_here: bool = True) -> Engine:
-    """The engine of a worker that built a model and handled these requests."""
-    capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
-    backend = Backend(capabilities)
+    """They use all processors for other requests. The other model is a second engine of the same one."""
+    monkeypatch.setattr(worker, "MOST_TWICE", most)
+    backend = Backend(replace(OnnxRuntime().capabilities(), one_processor=computes_here))
     ours, theirs = socket.socketpair()
     thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
     thread.start()
     stream = FrameStream(ours)
     options = options_to_json(BuildOptions(threads=threads))
-    for request in ({"do": "build", "model": __file__, "options": options}, *requests):
+    for request in ({"do": "build", "model": __file__, "options": options}, *REQUESTS):
         stream.send(request)
         assert "error" not in stream.receive()[0]
     stream.close()
     thread.join()
     theirs.close()
-    return backend.engines[0]
+    usable = os.sched_getaffinity(0)
+    expected = {chosen(usable)} if on_one else usable
+    assert backend.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+    assert backend.timed == timed
 
 
 @needs_affinity

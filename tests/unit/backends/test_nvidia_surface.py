@@ -150,7 +150,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def used() -> set[str]:
-    tree = ast.parse((ROOT / "qdqspec/backends/_nvidia/cuda.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "qdqspec/backends/tensorrt/cuda.py").read_text(encoding="utf-8"))
     words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {word for word in words if re.fullmatch(r"cuda[A-Z]\w+|cudaError_t", word)}

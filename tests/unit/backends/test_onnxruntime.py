@@ -12,12 +12,11 @@ import pytest
 from graph_text import saved
 from refused_models import pad_that_no_run_survives
 
+from qdqspec.backends._engine import known_cure
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine, cure_for, plainly
-from qdqspec.backends.onnxruntime.optimize import half_model
+from qdqspec.backends.onnxruntime.engine import CURES, OnnxRuntime, OnnxRuntimeEngine, half_model, plainly
 from qdqspec.errors import BackendError, ConfigError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.ops import has_floats
+from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -103,12 +102,10 @@ BRANCHING = """branching (float[4] x, bool c) => (float[4] y) {{
 }}"""
 
 
-def test_the_hash_includes_bodies_and_their_kernels_have_times(tmp_path: Path) -> None:
+def test_the_hash_includes_bodies(tmp_path: Path) -> None:
     paths = [saved(tmp_path / f"{op}.onnx", BRANCHING.format(op)) for op in ("Neg", "Sqrt")]
-    engines = [OnnxRuntime().build(path, BuildOptions()) for path in paths]
-    assert engines[0].graph_hash != engines[1].graph_hash
-    engines[0].bind({"x": np.ones(4, np.float32), "c": np.array(False)})
-    assert [layer.nodes for layer in engines[0].layers(2)] == [("abs",), ("if/else_branch/inner",), ("if",)]
+    one, other = (OnnxRuntime().build(path, BuildOptions()).graph_hash for path in paths)
+    assert one != other
 
 
 OLD_IR = """[ONNXRuntimeError] : 1 : FAIL : Load model from /a b/m.onnx failed:/onnxruntime_src/graph/model.cc:256
@@ -133,7 +130,7 @@ def test_messages_of_onnx_runtime_are_reported_without_its_source_files(
     said: str, plain: str, cure: str | None
 ) -> None:
     assert plainly(ValueError(said)) == plain
-    found = cure_for(plain)
+    found = known_cure(plain, CURES)
     assert found is None if cure is None else cure in (found or "")
 
 
@@ -198,18 +195,6 @@ def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path:
 
 
 # ---- models in float16, whose build reports fusions --------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
-def test_the_float16_form_has_no_float32_tensor_and_keeps_node_names(models: Path, name: str):
-    path = models / f"{name}.onnx"
-    model = load_model(path)
-    assert has_floats(model)
-    half = half_model(model, path)
-    onnx.checker.check_model(half, full_check=True)
-    assert not has_floats(Model(half))
-    assert {node.name for node in model.nodes} <= {node.name for node in half.graph.node}
-    assert all(node.name for node in half.graph.node)
 
 
 def test_casts_precede_their_readers(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The backend `onnxruntime-web` in Node and in headless Chromium: processes, failures, versions and results."""
+"""The backend `onnxruntime-web` in Node and headless Chromium: processes, failures, versions, results, operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,10 +18,13 @@ import onnx
 import pytest
 from graph_text import saved
 from installed import require_web
+from onnx.reference import ReferenceEvaluator
+from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
 from processes import processes_with, runs, wait_until
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.onnxruntime_web import install
+from qdqspec.backends.onnxruntime import ops as table
+from qdqspec.backends.onnxruntime_web import engine, install
 from qdqspec.backends.onnxruntime_web.engine import OnnxRuntimeWeb, OnnxRuntimeWebEngine
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import NODES, small_model
@@ -62,7 +65,7 @@ def test_without_the_package_the_probe_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(install, "require_node", lambda: ("node", "22.1.0"))
+    monkeypatch.setattr(engine, "require_node", lambda: ("node", "22.1.0"))
     availability = OnnxRuntimeWeb().probe()
     assert not availability.usable
     assert availability.install == "python -m qdqspec.backends.onnxruntime_web.install"
@@ -118,16 +121,6 @@ def test_a_crash_is_an_error_with_the_reason_and_a_later_build_works(small: Path
     with pytest.raises(BackendError, match="Node ended with code -9 during 'run'"):
         engine.run(FEEDS)
     assert set(build(small).run(FEEDS)) == {"y"}
-
-
-def test_a_call_that_takes_too_long_ends_node(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build(small)
-    pid = pid_of(engine)
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(OnnxRuntimeWebEngine, "_patience", lambda *_: 0.2)
-    with pytest.raises(BackendError, match="no answer to 'run'"):
-        engine.run(FEEDS)
-    wait_until(lambda: not runs(pid))
 
 
 def test_a_refused_model_is_an_error_with_the_reason_of_the_runtime(
@@ -198,7 +191,7 @@ def browser_engine(scratch: Path, in_browser: Path) -> Iterator[OnnxRuntimeWebEn
 def test_without_a_browser_the_probe_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     require_web()
     node = shutil.which("node")
-    monkeypatch.setattr(install, "require_package", lambda *_: Path())
+    monkeypatch.setattr(engine, "require_package", lambda *_: Path())
     monkeypatch.setattr(install.shutil, "which", lambda name: node if name == "node" else None)
     asked = OnnxRuntimeWeb().probe(IN_CHROMIUM)
     assert (asked.usable, asked.why) == (False, "there is no Chromium on PATH")
@@ -245,3 +238,53 @@ def test_a_crash_of_the_page_is_an_error_with_the_reason(browser_engine: OnnxRun
     os.kill(browser_engine._native._thread, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"ended with code 70 during 'run': .*the page crashed"):
         wait_until(lambda: not browser_engine.run(FEEDS))  # a run may end before the page has crashed
+
+
+# ---- the operator table: the kernels of one model with all operators -------------------------------
+
+
+def integer_operators(
+    makers: dict[str, Callable[[Graph, str], str]], folder: Path, *, out: bool
+) -> dict[str, bool]:
+    """For each operator whether all kernels that compute its nodes are in integers; one build for all."""
+    require_web()
+    g, nodes, outputs = Graph(), {}, []
+    for op, make in makers.items():
+        x = g.input(MATRIX if op in table.LINEAR else IMAGE)
+        first, g.others = len(g.nodes), []
+        results = [make(g, x), *g.others]
+        nodes[op] = {node.name for node in g.nodes[first:]}
+        outputs += [g.pair(y) if out else y for y in results]
+    model = g.model(*outputs, opset=20 if "Gelu" in makers else 17)
+    layers = layers_of(OnnxRuntimeWeb(), model, folder)
+    found = {op: [x for x in layers if names & {*x.nodes} and not x.boundary] for op, names in nodes.items()}
+    assert all(found.values())
+    return {op: all(layer.integer for layer in own) for op, own in found.items()}
+
+
+def test_operators_of_the_table_run_in_integers_between_pairs(tmp_path: Path) -> None:
+    assert set(ONE) == set(table.LABELS)
+    assert [op for op, integer in integer_operators(ONE, tmp_path, out=True).items() if not integer] == []
+
+
+def test_label_in_only_is_offered_exactly_where_it_fuses(tmp_path: Path) -> None:
+    found = integer_operators(ONE, tmp_path, out=False)
+    offered = {op for op, kinds in table.LABELS.items() if "in-only" in kinds}
+    assert {op for op in found.keys() - {"Concat", *table.MOVING} if found[op]} == offered
+
+
+@pytest.mark.parametrize("zero", [0, 128])
+def test_products_with_8_bit_weights_are_exact(tmp_path: Path, zero: int) -> None:
+    """With the largest activations and weights, sums of two products in 16 bits would saturate."""
+    require_web()
+    g = Graph()
+    image = g.node("Conv", g.input((1, 64, 4, 4), zero=zero), g.full(8, 64, 3, 3, axis=0))
+    product = g.node("MatMul", g.input((4, 256), zero=zero), g.full(256, 16, axis=1))
+    model = g.model(g.pair(image, zero=0, scale=300.0), product, opset=19)
+    assert not OnnxRuntimeWeb().capabilities().reduce_range
+    feeds = {"x0": np.full((1, 64, 4, 4), 9, np.float32), "x1": np.full((4, 256), 9, np.float32)}
+    layers = layers_of(OnnxRuntimeWeb(), model, tmp_path)
+    assert all(layer.integer for layer in layers if not layer.boundary)
+    results = OnnxRuntimeWeb().build(tmp_path / "one.onnx", BuildOptions()).run(feeds).values()
+    for result, expected in zip(results, ReferenceEvaluator(model).run(None, feeds), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4)

@@ -17,12 +17,12 @@ from onnx import numpy_helper
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.onnxruntime_qnn.library import CHIPS, OPTIONS
+from qdqspec.backends.onnxruntime_qnn.engine import CHIPS, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.lint import lint_model
 from qdqspec.testing.backends import BackendContract, small_model
-from qdqspec.types import InputShape, LayerTime, ShapeProfile
+from qdqspec.types import LayerTime
 
 DATA = Path(__file__).parents[2] / "data"
 TARGET = "onnxruntime-qnn-htp-emulator"
@@ -149,18 +149,6 @@ def test_signed_weights_with_zero_points_do_not_build(emulator: Isolated, tmp_pa
     assert [found.id for found in lint_model(load_model(path), TARGET)] == ["QNN007"]
     with pytest.raises(BackendError, match="QNN could not build the model"):
         emulator.build(path, CHOSEN)
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"), [("modelopt", 2), ("nncf", 7)], ids=["inputs of layers only", "some results"]
-)
-def test_convolutions_of_other_tools_run_in_float(emulator: Isolated, name: str, wanted: int) -> None:
-    path = DATA / f"qdq_{name}_digits_resnet.onnx"
-    (given,) = load_model(path).inputs
-    shape = ShapeProfile(shapes={given: InputShape.of((1, 1, 16, 16))})
-    layers = built(emulator, path, replace(CHOSEN, profiles=(shape,)))
-    assert in_integers(layers) == (wanted, 15)
-    assert {layer.place for layer in layers} == {"npu"}
 
 
 def test_an_open_shape_is_refused_and_not_left_to_the_cpu(emulator: Isolated) -> None:

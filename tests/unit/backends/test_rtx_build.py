@@ -24,10 +24,10 @@ from installed import require_rtx
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
+from qdqspec.backends.isolation.worker import LOG
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT
+from qdqspec.backends.tensorrt_rtx.compiler import CAPABILITIES, CURRENT, OPTIONS
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
-from qdqspec.backends.tensorrt_rtx.options import CAPABILITIES, OPTIONS
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
@@ -171,9 +171,10 @@ def test_the_kernels_of_an_engine_are_those_of_its_model(rtx: Isolated, tmp_path
 def test_a_build_and_its_log_are_recorded(rtx: Isolated, tmp_path: Path):
     model = small(tmp_path / "m.onnx")
     with opened(rtx, model, for_="SM89,sm120") as brief, opened(rtx, model, verbose="on") as whole:
-        assert "[TRT] [I] Engine generation completed" in brief.log()
-        assert "[TRT] [V]" not in brief.log()
-        assert "[TRT] [V] Layers:" in whole.log()
+        short, full = ((engine._child.folder / LOG).read_text() for engine in (brief, whole))
+        assert "[TRT] [I] Engine generation completed" in short
+        assert "[TRT] [V]" not in short
+        assert "[TRT] [V] Layers:" in full
     record = json.loads((tmp_path / "state" / "builds.jsonl").read_text("utf-8").splitlines()[0])
     assert (record["model"], record["for"], record["warnings"]) == ("m.onnx", ["SM89", "SM120"], [])
     assert record["plan_bytes"] > 0

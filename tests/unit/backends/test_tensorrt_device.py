@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt import device as trt_device
-from qdqspec.backends.tensorrt.api import TENSORRT
+from qdqspec.backends.tensorrt.device import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -155,30 +155,19 @@ def test_the_version_is_found_in_a_package_for_one_cuda_version(
     assert TENSORRT.installed_version() == "10.13.0.35"
 
 
+OLDER = "mxfp8 needs compute capability 10.0 (Blackwell), and this GPU has"
+OTHER = "mxfp8 is for compute capability 10.x, and this GPU has"
+
+
 @pytest.mark.parametrize(
     ("capability", "version", "formats", "why"),
     [
         ((0, 0), (11, 4), "int8", "the GPU is not known, and mxfp8 is not for all"),
-        (
-            (8, 6),
-            (11, 4),
-            "int8 int4",
-            "mxfp8 needs compute capability 10.0 (Blackwell), and this GPU has 8.6",
-        ),
-        (
-            (8, 9),
-            (11, 4),
-            "int8 fp8 int4",
-            "mxfp8 needs compute capability 10.0 (Blackwell), and this GPU has 8.9",
-        ),
+        ((8, 6), (11, 4), "int8 int4", f"{OLDER} 8.6"),
+        ((8, 9), (11, 4), "int8 fp8 int4", f"{OLDER} 8.9"),
         ((10, 0), (11, 4), "int8 fp8 int4 nvfp4 mxfp8", None),
         ((10, 0), (10, 9), "int8 fp8 int4 nvfp4", "mxfp8 needs TensorRT 10.12, and this is 10.9"),
-        (
-            (12, 0),
-            (11, 4),
-            "int8 fp8 int4 nvfp4",
-            "mxfp8 is for compute capability 10.x, and this GPU has 12.0",
-        ),
+        ((12, 0), (11, 4), "int8 fp8 int4 nvfp4", f"{OTHER} 12.0"),
     ],
 )
 def test_formats_depend_on_the_compute_capability_and_others_are_missing_for_a_reason(
@@ -212,11 +201,3 @@ def test_each_run_has_its_own_time(runs: int):
         timed = cuda.time_runs(stream, work, runs)
     assert timed.device_ms == tuple(range(1, runs + 1))
     assert len(timed.host_ms) == runs
-
-
-@pytest.mark.usefixtures("newest")
-def test_warm_up_lasts_for_the_given_runs_or_time():
-    with closing(cuda.Stream()) as stream:
-        assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
-        assert cuda.warm_up(stream, lambda: None, 7, 0) == 7
-        assert cuda.warm_up(stream, lambda: None, 1, 5) > 1

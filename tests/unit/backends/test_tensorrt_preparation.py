@@ -161,17 +161,6 @@ def test_ranges_are_calibrated_on_tensorrt_itself(case: Case, library: Path, tmp
     assert "plugins:SoftCap" in note
 
 
-def test_another_calibration_cache_is_another_search(case: Case, tmp_path: Path):
-    cache = tmp_path / "calibration.cache"
-    keys = set()
-    for bits in ("3c010a14", "3c010a15", ""):
-        cache.write_text(f"TRT-8601-EntropyCalibration2\nx: {bits}\n")
-        told = replace(case, inputs=replace(case.inputs, scales=cache)) if bits else case
-        with Session(backend="fake", root=tmp_path) as session:
-            keys.add(session.work(told).prepared.key)
-    assert len(keys) == 3
-
-
 def test_a_calibration_cache_needs_no_run(
     case: Case, library: Path, tmp_path: Path, newest: None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -234,12 +234,6 @@ def test_conversions_are_attributed_to_the_tensors_before_their_pairs(model):
     assert (found.op_type, found.tensors) == ("DequantizeLinear", ("x",))
 
 
-def test_metadata_of_a_model_names_only_its_nodes(model):
-    metadata = "[ONNX Layer: relu_out]\x1f[ONNX Layer: gone]\x1f[ONNX Layer: pair/DQ]"
-    (found,) = parse_layers(graph(layer("k", Metadata=metadata)), model=model)
-    assert found.nodes == ("Relu#1",)
-
-
 # ---- lists of kernels, recorded with TensorRT for RTX 1.7.1.116 --------------------------------------
 
 
@@ -365,13 +359,6 @@ def test_a_kernel_before_that_of_its_operator_only_prepares_it(padded):
     assert (second.integer, second.nodes) == (True, ("Conv#0",))
     assert third.nodes == ("Conv#0", "relu")
     assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
-
-
-def test_an_operator_of_generated_kernels_alone_is_in_each_of_them(padded):
-    text = listed(
-        row("__myl_ReshMulSum_myl0_0", "kgen", ("a",)), row("__myl_Add_myl0_1", "kgen", ("a", "relu"))
-    )
-    assert [layer.nodes for layer in parse_layers(text, model=padded)] == [("Conv#0",), ("Conv#0", "relu")]
 
 
 # ---- the hash -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from processes import runs, wait_until
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.trtexec.engine import Trtexec
-from qdqspec.backends.trtexec.log import FATAL, NOTES, read_log
+from qdqspec.backends.trtexec.process import FATAL, NOTES, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import InputShape, ShapeProfile
@@ -319,20 +319,6 @@ def test_shapes_assumed_by_trtexec_are_an_error_even_if_it_passes():
         assert cause is not None
         assert cause.kind == "shapes_assumed"
         assert "inputs.shapes" in FATAL[cause.kind][1]
-
-
-@pytest.mark.parametrize(
-    ("log", "version", "verdict"),
-    [
-        ("&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec", (10, 16, 1), ""),
-        ("&&&& FAILED TensorRT.trtexec [TensorRT v110000] [b114] # trtexec --help", (11, 0, 0), "FAILED"),
-        ("&&&& PASSED TensorRT.trtexec # trtexec", None, "PASSED"),
-        ("[E] Error Code 2: OutOfMemory (no)\n&&&& PASSED TensorRT.trtexec [TensorRT v8601]", (8, 6, 1), "PASSED"),
-    ],
-)  # fmt: skip
-def test_version_and_verdict_are_read_from_the_banner(log, version, verdict):
-    report = read_log(log)
-    assert (report.version, report.verdict) == (version, verdict)
 
 
 @pytest.mark.parametrize(

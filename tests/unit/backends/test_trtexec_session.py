@@ -151,18 +151,3 @@ def test_groups_of_a_file_are_timed_separately_and_combined(
         assert any(node.op_type == "QuantizeLinear" for node in model.graph.node)
         assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert result["speedup"]["ci95"][0] > 1.1
-
-    # The journal of a process that was killed while it timed parts, in the middle of a line; the search is resumed.
-    lines = (folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
-    cut = next(index for index, line in enumerate(lines) if b'"isolated"' in line) + 3
-    for path in folder.iterdir():
-        if path.is_file():
-            path.unlink()
-    (folder / "trials.jsonl").write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])
-    before = len(list(builds(tool)))
-    again = tune(project)
-    assert (folder / "trials.jsonl").read_bytes().startswith(b"".join(lines[:cut]))
-    assert again["placement"] == result["placement"]
-    assert len(list(builds(tool))) - before < before, "parts in the journal were not built again"
-    assert (folder / "tuned_raw.onnx").is_file()
-    assert (folder / "tuned.onnx").is_file()

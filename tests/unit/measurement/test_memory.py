@@ -13,7 +13,7 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.memory import bytes_left, has_memory, is_memory_error
+from qdqspec.backends.open_engines import bytes_left, has_memory, is_memory_error
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.profiles import AllProfiles

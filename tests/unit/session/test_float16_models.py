@@ -21,7 +21,7 @@ from qdqspec.app.preparation.candidates import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.backends.onnxruntime.optimize import everything, half_model
+from qdqspec.backends.onnxruntime.engine import everything, half_model
 from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.definition import reference_outputs
 from qdqspec.graph.model import Model, load_model

@@ -309,7 +309,11 @@ def other_axes(view: View) -> Iterator[Hit]:
     for node, dequantizer in view.quantized_weights():
         dims = view.weight_dims(node)
         if view.numbers(dequantizer).channel_scales and dims:
-            axis, wanted = view.numbers(dequantizer).axis % len(dims), _output_axis(view, node, dequantizer)
+            axis = view.numbers(dequantizer).axis % len(dims)
+            rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
+            wanted = WEIGHT_AXES.get(node.op_type, rank - 1)
+            if node.op_type == "Gemm":
+                wanted = 0 if node.attributes.get("transB", 0) else 1
             if axis != wanted:
                 yield dequantizer, f"is quantized on axis {axis}, {node.op_type} wants {wanted}"
 
@@ -321,13 +325,6 @@ def counts_of_scales(view: View) -> Iterator[Hit]:
         if numbers.channel_scales and dims and numbers.channel_scales != dims[numbers.axis % len(dims)]:
             wanted = dims[numbers.axis % len(dims)]
             yield dequantizer, f"has {numbers.channel_scales} scales for {wanted} channels"
-
-
-def _output_axis(view: View, node: Node, dequantizer: Node) -> int:
-    rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
-    if node.op_type == "Gemm":
-        return 0 if node.attributes.get("transB", 0) else 1
-    return WEIGHT_AXES.get(node.op_type, rank - 1)
 
 
 @rule(

@@ -343,10 +343,16 @@ def _float_from_convolution(view: View, op_type: str, through: Collection[str]) 
 )
 def pair_before_activation(view: View) -> Iterator[Hit]:
     """A convolution whose only consumer is a Q followed by activation functions; a pair inside x * sigmoid(x)."""
+
+    def is_gate(node: Node) -> bool:
+        """Whether a Mul multiplies a tensor by its own Sigmoid."""
+        makers = [view.model.producer.get(tensor) for tensor in node.inputs if node.op_type == "Mul"]
+        return any(m is not None and m.op_type == "Sigmoid" and m.inputs[0] in node.inputs for m in makers)
+
     for node in view.of(*_CONVOLUTIONS):
         last = view.fused(node, {"BatchNormalization"})[-1]
         behind = _behind_pair(view, last.outputs[0]) if view.only_quantized(last.outputs[0]) else []
-        if behind and all(reader.op_type in _ACTIVATIONS or _is_gate(view, reader) for reader in behind):
+        if behind and all(reader.op_type in _ACTIVATIONS or is_gate(reader) for reader in behind):
             yield node, f"is quantized before '{behind[0].name}'"
             continue
         for gate in view.readers(last.outputs[0]):
@@ -359,14 +365,6 @@ def _behind_pair(view: View, tensor: str) -> list[Node]:
     """The consumers of a tensor, through its pairs."""
     made = [dq for q in view.quantizers(tensor) for dq in view.readers(q.outputs[0])]
     return [reader for dq in made for reader in view.readers(dq.outputs[0])]
-
-
-def _is_gate(view: View, node: Node) -> bool:
-    """Whether a Mul multiplies a tensor by its own Sigmoid."""
-    if node.op_type != "Mul":
-        return False
-    makers = [view.model.producer.get(tensor) for tensor in node.inputs]
-    return any(m is not None and m.op_type == "Sigmoid" and m.inputs[0] in node.inputs for m in makers)
 
 
 @rule(
@@ -402,7 +400,8 @@ def half_separable(view: View) -> Iterator[Hit]:
         last = view.fused(node, ABSORBED)[-1]
         readers = [*view.readers(last.outputs[0]), *_behind_pair(view, last.outputs[0])]
         for reader in readers:
-            if reader.op_type == "Conv" and _is_pointwise(view, reader):
+            dims = view.weight_dims(reader) if reader.op_type == "Conv" else ()
+            if dims and set(dims[2:]) == {1} and reader.attributes.get("group", 1) == 1:
                 quantized = [view.weight_dequantizer(conv) is not None for conv in (node, reader)]
                 if any(quantized) and not all(quantized):
                     yield node, f"leads to '{reader.name}'"
@@ -411,11 +410,6 @@ def half_separable(view: View) -> Iterator[Hit]:
 def _is_depthwise(view: View, node: Node) -> bool:
     group, channels = node.attributes.get("group", 1), view.channels(node)
     return group != 1 and channels is not None and channels[0] == 1
-
-
-def _is_pointwise(view: View, node: Node) -> bool:
-    dims = view.weight_dims(node)
-    return node.attributes.get("group", 1) == 1 and bool(dims) and set(dims[2:]) == {1}
 
 
 @rule(

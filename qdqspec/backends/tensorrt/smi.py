@@ -13,9 +13,8 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from functools import cache
-from typing import Any
 
 _GPU = (("name", "GPU"), ("compute_cap", "compute capability"), ("driver_version", "driver"))
 _SETTINGS = (
@@ -65,11 +64,8 @@ def query(gpu: str, fields: Sequence[str], *, seconds: float) -> list[str] | Non
 
 
 _SECONDS = 10.0
-_EVERY = 5.0  # seconds between two queries: each takes some tens of milliseconds
-_MOVED = 1.03  # clocks of one engine whose ratio is above this are noted
 # Drivers from 535 on call them event reasons; the older name is tried if that is unknown.
 _REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 # Bits of NVML's nvmlClocksEventReasons that mean a lower clock than requested; idle and set clocks do not.
 _THROTTLED = {
     0x04: "power cap",
@@ -80,81 +76,52 @@ _THROTTLED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
-    """One reading of a GPU: MHz, degrees Celsius, watts; ``None`` if the driver does not report a value."""
-
-    sm_mhz: float | None
-    memory_mhz: float | None
-    celsius: float | None
-    watts: float | None
-    throttled: tuple[str, ...]
-
-
 class GpuWatch:
-    """Reads the state of a GPU while an engine is timed, and notes conditions that make samples unreliable."""
+    """Reads the clock of a GPU while an engine is timed, and notes conditions that make samples unreliable.
 
-    def __init__(self, gpu: str) -> None:
-        """``gpu`` is an argument of nvidia-smi's ``-i``: a PCI address, an index or a UUID."""
+    ``gpu`` is an argument of nvidia-smi's ``-i``: a PCI address, an index or a UUID. ``every`` is the time between two
+    queries in seconds: each takes some tens of milliseconds. ``moved`` is the ratio of two clocks of one engine from
+    which they are noted.
+    """
+
+    def __init__(self, gpu: str, every: float = 5.0, moved: float = 1.03) -> None:
         self._gpu = gpu
+        self._every = every
+        self._moved = moved
         self._next = -math.inf
-        self.states: list[GpuState] = []
+        self._reasons: dict[str, None] = {}
+        self._clocks: list[float] = []  # MHz
 
     def observe(self) -> None:
         """Read the state again, if the last reading was some seconds ago and nvidia-smi answers."""
         if time.perf_counter() < self._next:
             return
-        state = gpu_state(self._gpu)
-        self._next = time.perf_counter() + (_EVERY if state is not None else math.inf)
-        if state is not None:
-            self.states.append(state)
+        self._next = math.inf
+        for reasons in _REASON_FIELDS:
+            row = query(self._gpu, ("clocks.sm", reasons), seconds=_SECONDS)
+            if row is not None:
+                self._next = time.perf_counter() + self._every
+                with suppress(ValueError):  # [N/A], [Not Supported]
+                    self._clocks += [clock] if 0 < (clock := float(row[0])) < math.inf else []
+                with suppress(ValueError):
+                    bits = int(row[1], 16)
+                    self._reasons |= {name: None for bit, name in _THROTTLED.items() if bits & bit}
+                return
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on conditions that make the samples unreliable."""
         found = []
-        if reasons := dict.fromkeys(reason for state in self.states for reason in state.throttled):
-            found.append(f"the GPU was throttled while it was timed: {', '.join(reasons)}")
-        clocks = [state.sm_mhz for state in self.states if state.sm_mhz]
-        if clocks and max(clocks) > _MOVED * min(clocks):
+        if self._reasons:
+            found.append(f"the GPU was throttled while it was timed: {', '.join(self._reasons)}")
+        low, high = min(self._clocks, default=0.0), max(self._clocks, default=0.0)
+        if high > self._moved * low:
             found.append(
-                f"the GPU's clock moved between {min(clocks):g} and {max(clocks):g} MHz: lock it "
-                "(nvidia-smi --lock-gpu-clocks)"
+                f"the GPU's clock moved between {low:g} and {high:g} MHz: lock it (nvidia-smi --lock-gpu-clocks)"
             )
         return tuple(found)
-
-    def record(self) -> list[dict[str, Any]]:
-        """The states as they are written with the results."""
-        return [asdict(state) for state in self.states]
-
-
-def gpu_state(gpu: str) -> GpuState | None:
-    """The state of a GPU now; ``None`` if nvidia-smi is missing or does not answer."""
-    for reasons in _REASON_FIELDS:
-        row = query(gpu, (*_FIELDS, reasons), seconds=_SECONDS)
-        if row is not None:
-            *figures, mask = row
-            sm, memory, celsius, watts = map(_number, figures)
-            return GpuState(sm, memory, celsius, watts, _reasons(mask))
-    return None
 
 
 def gpu_settings(gpu: str) -> dict[str, str]:
     """Driver version, compute mode and MIG mode of a GPU, if they are known."""
     return _queried(gpu, _SECONDS, _SETTINGS)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:  # [N/A], [Not Supported]
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _reasons(mask: str) -> tuple[str, ...]:
-    try:
-        bits = int(mask, 16)
-    except ValueError:
-        return ()
-    return tuple(name for bit, name in _THROTTLED.items() if bits & bit)
