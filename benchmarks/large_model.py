@@ -108,13 +108,13 @@ def _mebibytes(pid: int, entry: str) -> float:
 def within(room: float, words: list[str], *, seen: bool) -> int:
     """Run the command line in this process with a limit in GiB on the memory of engines."""
     from qdqspec.app.cli import main as command_line
-    from qdqspec.backends import memory
+    from qdqspec.backends import open_engines
 
     def bytes_left(*_: Path) -> int:
         return int((room * 1024 - sum(_held().values())) * 2**20)
 
     if seen:
-        memory.bytes_left = bytes_left
+        open_engines.bytes_left = bytes_left
     else:
         threading.Thread(target=_kill_beyond, args=(room,), daemon=True).start()
     return command_line(words)
