@@ -36,7 +36,7 @@ from qdqspec.backends.memory import HasMemory, has_memory
 from qdqspec.checks.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.checks.baseline.store import Entry
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Placement, Site
 
 NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
+from qdqspec.search.journal import Journal
 from qdqspec.search.limits import Limits
 from qdqspec.timing.bench import FLOOR_EPS, Bench
 from qdqspec.timing.race import both_of, profiled, warmed
@@ -33,13 +34,6 @@ ESTIMATING = 3  # candidates from which the time of the others is estimated
 _REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
 OWN = "own"  # phase of the reference
 COMMIT = "commit"  # phase of a placement that the caller makes the incumbent
-
-
-class TrialLog(Protocol):
-    """Writes trials as they happen; they are read back to resume a run."""
-
-    def append(self, trial: Trial) -> None:
-        """Write one trial so that it survives a kill after this call."""
 
 
 @dataclass(slots=True)
@@ -245,7 +239,7 @@ class Search:
         strategy: Strategy,
         contest: Contest,
         deadline: Deadline,
-        log: TrialLog,
+        log: Journal,
         *,
         case: str,
         most_trials: int,
@@ -272,8 +266,7 @@ class Search:
 
     def run(self) -> tuple[Trial, ...]:
         """Run to the end."""
-        for _ in self:
-            pass
+        deque(self, maxlen=0)
         return tuple(self.trials)
 
     @property
@@ -310,7 +303,14 @@ class Search:
         self._begin(proposal)
         key = _key(proposal)
         known = (t for t in self.trials if t.phase != COMMIT and t.ratio and _key(t) == key)
-        return next(known, None) or self._recall(proposal) or self.measure(self.build(proposal))
+        if (trial := next(known, None)) is not None:
+            return trial
+        if not self._recorded or _key(self._recorded[0]) != key:
+            self._recorded.clear()  # after the first mismatch no recorded trials are used
+            return self.measure(self.build(proposal))
+        trial = replace(self._recorded.popleft(), phase=proposal.phase)
+        self.contest.recall(trial)
+        return self._enter(trial)
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
@@ -345,17 +345,23 @@ class Search:
         """
         known: dict[_Key, Trial] = {}
         while self._recorded:
+            self._answer(known)  # before the strategy can know of later trials by the limits
             trial = self._recorded.popleft()
             self.contest.recall(trial)
             trial = self._enter(trial)
             if trial.phase != COMMIT:
                 known[_key(trial)] = trial
-        while not self._held and (proposals := self.strategy.ask(1)):
-            answer = known.pop(_key(proposals[0]), None)
+        self._answer(known)
+
+    def _answer(self, known: dict[_Key, Trial]) -> None:
+        """Tell the strategy known trials, until it asks for another one."""
+        while True:
+            self._held = self._held or list(self.strategy.ask(1))
+            answer = known.pop(_key(self._held[0]), None) if self._held else None
             if answer is None:
-                self._held = list(proposals)
-            else:
-                self.strategy.tell([answer])
+                return
+            self._held = []
+            self.strategy.tell([answer])
 
     def _report(self, doing: str = "") -> None:
         """Report the progress at the beginning of a step, or after a new trial."""
@@ -394,15 +400,6 @@ class Search:
     def _begin(self, proposal: Proposal) -> None:
         if not self.trials and (proposal.placement.sites or proposal.subgraph):
             self.evaluate(Proposal(placement=NO_PAIRS, phase=OWN, profile=True))
-
-    def _recall(self, proposal: Proposal) -> Trial | None:
-        """The recorded trial of a proposal; after the first mismatch none are used."""
-        if not self._recorded or _key(self._recorded[0]) != _key(proposal):
-            self._recorded.clear()
-            return None
-        trial = replace(self._recorded.popleft(), phase=proposal.phase)
-        self.contest.recall(trial)
-        return self._enter(trial)
 
     def _journalled(self, trial: Trial) -> Trial:
         if self.trials:

@@ -20,7 +20,7 @@ from qdqspec.search.energy import Energy
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle
-from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, Trial
+from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, SearchLimits, Trial
 
 
 def residual_space(*formats: str) -> SchemeSpace:
@@ -95,6 +95,12 @@ def separate_noise(powers: dict[tuple[str, str], float]) -> LabelNoise:
     return LabelNoise(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
 
 
+def limited(least_db: float | None = None, least_score: float | None = None) -> Limits:
+    """Limits of the SQNR and of a task metric, which measure nothing themselves."""
+    metric = None if least_score is None else MetricLimit(least=least_score)
+    return Limits(asked=SearchLimits(min_sqnr_db=least_db), metric=metric)
+
+
 class Additive:
     """An accuracy oracle of additive noise, in which the second unit has most.
 
@@ -167,7 +173,7 @@ class ScoringDevice(Device):
         super().__init__(space, seed, truth, None)
         self.least_score, self.score = least, score
         self.scored: list[Placement] = []
-        self._limits = Limits(metric=MetricLimit(least=least))
+        self._limits = limited(least_score=least)
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""

@@ -19,7 +19,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from qdqspec.checks.baseline.compare import (
 )
 from qdqspec.checks.baseline.store import Entry, Name, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.errors import StateError
-from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.timing.stats import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.testing.records import alone_case
-from qdqspec.timing.change import BuildTimes, change_between, ratio_interval, ratio_times, shift_bounds
+from qdqspec.timing.stats import BuildTimes, change_between, ratio_interval, ratio_times, shift_bounds
 from qdqspec.types import Interval, LatencyEvidence, Samples
 
 

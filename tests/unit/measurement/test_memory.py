@@ -16,7 +16,7 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.memory import bytes_left, has_memory, is_memory_error
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
-from qdqspec.timing.profiles import AllProfiles
+from qdqspec.timing.race import AllProfiles
 
 MEBI = 2**20
 

@@ -18,8 +18,7 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import AllProfiles, Load, as_one, attach, merged_layers
-from qdqspec.timing.race import median_sample
+from qdqspec.timing.race import AllProfiles, Load, as_one, attach, median_sample, merged_layers
 from qdqspec.types import LayerTime, Samples
 from tests.support.lab import QUIET, REFERENCE, placement
 

@@ -14,7 +14,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.search.limits import Limits
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Placement, Trial
 from tests.support.lab import (
     FEEDS,

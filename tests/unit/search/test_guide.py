@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from searches import Additive, Device, ScoringDevice, all_placements
+from searches import Additive, Device, ScoringDevice, all_placements, limited
 
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import LINEAR
-from qdqspec.search.guide import Guide
-from qdqspec.search.limits import Limits
-from qdqspec.search.repair import repaired
+from qdqspec.search.guide import Guide, repaired
+from qdqspec.search.phases.flip import flip
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.optuna import OptunaSearch
 from qdqspec.search.strategies.region import RegionSearch
 from qdqspec.search.strategies.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import NOT_CANDIDATES, Placement, SearchLimits, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 
 HAS_OPTUNA = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra [optuna] is not installed")
 OPTUNA = pytest.param(OptunaSearch, marks=HAS_OPTUNA)
@@ -34,7 +33,7 @@ STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OPTUNA]
 def searched(seed: int, oracle: Additive | None, least: float | None = 38.0, **setup: bool) -> list[Trial]:
     space = small_space()
     truth = oracle or Additive(space)
-    asked = SearchSetup(space=space, clock="cpu", min_sqnr_db=least, accuracy=oracle, **setup)  # type: ignore[arg-type] # flags of the setup
+    asked = SearchSetup(space=space, clock="cpu", limits=limited(least), accuracy=oracle, **setup)  # type: ignore[arg-type] # flags of the setup
     return drive(
         Attribution(asked, np.random.default_rng(seed)), Device(space, seed, truth, least), trials=60
     )
@@ -85,7 +84,7 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
     """A unit that is left out may stay quantized, as the pairs of its neighbours are there."""
     space = small_space()
     oracle = Additive(space)
-    guide = Guide(oracle, space, min_sqnr_db=least_db)
+    guide = Guide(oracle, space, limited(least_db))
     units = sorted(space.everything(), key=oracle.powers.__getitem__)
     prefixes = [{unit: space.by_id[unit].full for unit in units[:count]} for count in range(len(units) + 1)]
     placements = [space.resolve(labels) for labels in prefixes]
@@ -107,21 +106,20 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
 
 def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
     space = small_space()
-    oracle, guided = Additive(space), SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0)
-    search = Attribution(replace(guided, accuracy=oracle), np.random.default_rng(0))
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), accuracy=oracle)
+    search = Attribution(setup, np.random.default_rng(0))
     drive(search, Device(space, 0, oracle, 38.0), trials=3)
-    energy, here = search.energy, search.energy.codes_of(search.incumbent.placement)
-    before = [search.is_promising(codes) for codes in energy.flips(here)]
+    before = next(flip(search))
     search.guide._offset_db = -20.0  # a prediction far from the sum of noise, of another placement
-    assert any(before)
-    assert [search.is_promising(codes) for codes in energy.flips(here)] == before
+    assert next(flip(search)) == before
 
 
 @pytest.mark.parametrize("make", STRATEGIES[1:])
 def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     space = small_space()
     oracle = Additive(space)
-    setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, trials=40, accuracy=oracle)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), trials=40, accuracy=oracle)
     trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
     built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
     assert built
@@ -140,7 +138,9 @@ class Scored(Additive):
 def scored_by(make: type[Strategy], *, seeds: tuple[Placement, ...] = ()) -> tuple[Scored, list[Trial]]:
     space = small_space()
     oracle = Scored(space)
-    setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=40, accuracy=oracle, seeds=seeds)
+    setup = SearchSetup(
+        space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle, seeds=seeds
+    )
     device = Device(space, 0, oracle, oracle.least)
     return oracle, drive(make(setup, np.random.default_rng(0)), device, trials=40)
 
@@ -180,7 +180,7 @@ def repairs_of(
     oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
 ) -> list[Placement]:
     """The proposed repairs, if the measured SQNR of each is ``found_db``."""
-    known, limits = list(trials), Limits(asked=SearchLimits(min_sqnr_db=38.0))
+    known, limits = list(trials), limited(38.0)
     for trial in trials:
         limits.learn(trial)
     for placement in repaired(known, limits, oracle, space):
@@ -266,7 +266,7 @@ def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
     """A model of sentences: after a candidate of 16.4 dB that missed by one query, three of 5 dB were built."""
     space = small_space()
     oracle = Optimistic(space)
-    setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=40, accuracy=oracle)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle)
     device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= oracle.least))
     trials = drive(make(setup, np.random.default_rng(seed)), device, trials=40)
     missed_db = -np.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from searches import limited
 
 from qdqspec.errors import ConfigError
 from qdqspec.search.select import front_of
@@ -36,7 +37,7 @@ def test_two_objectives_extend_the_pareto_front(space_of, drive) -> None:
 
 
 def test_later_proposals_meet_the_accuracy_limit_more_often(space_of, drive) -> None:
-    trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, min_sqnr_db=50.0)
+    trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, limits=limited(50.0))
     accurate = [trial.sqnr_db >= 50.0 for trial in trials]
     assert sum(accurate[-30:]) > 2 * sum(accurate[4:14]) + 3
 

@@ -6,25 +6,24 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from searches import Additive, Device, ScoringDevice, all_placements, residual_space
+from searches import Additive, Device, ScoringDevice, all_placements, limited, residual_space
 
 from qdqspec._core.registry import resolve
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Unit
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.posterior import Posterior
+from qdqspec.search.energy import Posterior
 from qdqspec.search.select import front_of
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.testing.strategies import Oracle, drive, small_space
 from qdqspec.types import Placement, Trial
 
 
-def searched(seed: int, **setup: object) -> tuple[list[Trial], Device]:
+def searched(seed: int, least: float | None = None, *, pareto: bool = False) -> tuple[list[Trial], Device]:
     space = small_space()
-    least = setup.get("min_sqnr_db")
-    oracle = Device(space, seed, Additive(space), least if isinstance(least, float) else None)
-    strategy = Attribution(SearchSetup(space=space, clock="cpu", **setup), np.random.default_rng(seed))  # type: ignore[arg-type] # keyword arguments of the setup
-    return drive(strategy, oracle), oracle
+    oracle = Device(space, seed, Additive(space), least)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(least), pareto=pareto)
+    return drive(Attribution(setup, np.random.default_rng(seed)), oracle), oracle
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -63,7 +62,7 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_winner_meets_the_sqnr_limit_and_blocks_measured_alone_are_no_candidates(seed: int) -> None:
-    trials, oracle = searched(seed, min_sqnr_db=38.0)
+    trials, oracle = searched(seed, 38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert winner.sqnr_db is not None
     assert winner.sqnr_db >= 38.0
@@ -96,9 +95,8 @@ def scored_search(
 
     truth.score, truth.least = score, least
     oracle = ScoringDevice(space, seed, truth, least, score)
-    asked = SearchSetup(
-        space=space, clock="cpu", min_accuracy=least, accuracy=truth if is_rehearsed else None
-    )
+    limits, accuracy = limited(least_score=least), truth if is_rehearsed else None
+    asked = SearchSetup(space=space, clock="cpu", limits=limits, accuracy=accuracy)
     return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
 
 
@@ -147,7 +145,7 @@ def test_a_search_without_one_phase_ends_within_its_limit(
     monkeypatch: pytest.MonkeyPatch, phase: object
 ) -> None:
     monkeypatch.setattr(Attribution, "phases", [each for each in Attribution.phases if each is not phase])
-    trials, _ = searched(0, min_sqnr_db=38.0)
+    trials, _ = searched(0, 38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert (winner.sqnr_db or 0.0) >= 38.0
 

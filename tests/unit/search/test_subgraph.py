@@ -9,7 +9,7 @@ import pytest
 
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.search.strategies.subgraph import MOST_NODES, SubgraphSearch, groups_of, inner_ratio, nodes_of
+from qdqspec.search.strategies.subgraph import SubgraphSearch, groups_of, inner_ratio, nodes_of
 from qdqspec.testing.strategies import drive
 from qdqspec.types import LayerTime, Placement, Trial
 
@@ -63,7 +63,7 @@ def test_every_unit_is_in_one_group_of_bounded_size(space_of) -> None:
         space = space_of(name)
         groups = groups_of(space, profile(space))
         assert sorted(u for group in groups for u in group.units) == sorted(u.id for u in space.units)
-        assert all(len(nodes_of(space, group)) <= MOST_NODES for group in groups)
+        assert all(len(nodes_of(space, group)) <= 12 for group in groups)
         for group in groups:
             places = [space.model.by_name[node].index for node in nodes_of(space, group)]
             assert places == sorted(places)
