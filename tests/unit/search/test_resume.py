@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from searches import Additive, limited
 
 from qdqspec._core.deadline import Deadline
 from qdqspec._core.registry import names, resolve
@@ -21,10 +22,14 @@ MOST = {"optuna": 12}  # trials of strategies that take tens of milliseconds for
 
 
 class Device:
-    """A bench without measurements: an oracle computes results, and a third of the builds fails."""
+    """A contest without measurements: an oracle computes results, and a third of the builds fails.
+
+    The task metric of a placement grows with its SQNR, unevenly.
+    """
 
     def __init__(self) -> None:
         self.space = small_space()
+        self.limits, self.truth = limited(least_score=0.8), Additive(self.space)
         self.eps = 0.01
         self.best: float | None = None
         self.built: list[tuple[str, tuple[str, ...]]] = []
@@ -37,7 +42,12 @@ class Device:
         best = self._oracle._best
         answer = self._oracle.answer(proposal)
         trial = replace(answer, number=number, subgraph=proposal.subgraph, eps=None)
-        if proposal.subgraph or not proposal.timed:
+        if trial.ok and not trial.subgraph and trial.placement.sites:
+            sqnr_db = self.truth.truth(trial.placement)
+            score = min(1.0, (sqnr_db + int(trial.placement.digest[:4], 16) / 0x7FFF) / 50)
+            trial = replace(trial, sqnr_db=sqnr_db, accuracy=score)
+        self.limits.learn(trial)
+        if proposal.subgraph or not proposal.timed or not self.limits.admits(trial.placement):
             self._oracle._best = best
             trial = replace(trial, incumbent=False)
         self.best = trial.ratio if trial.incumbent else self.best
@@ -48,6 +58,7 @@ class Device:
 
     def recall(self, trial: Trial) -> None:
         self._oracle._number += 1
+        self.limits.learn(trial)
         if trial.incumbent:
             self.best, self._oracle._best = trial.ratio, self._oracle.cost(trial.placement)
 
@@ -68,7 +79,9 @@ def searched(
 ) -> tuple[Search, Device, Log]:
     device, log = Device(), Log()
     trials = MOST.get(strategy, 24)
-    setup = SearchSetup(space=device.space, clock="cpu", trials=trials)
+    setup = SearchSetup(
+        space=device.space, clock="cpu", trials=trials, limits=device.limits, accuracy=device.truth
+    )
     made = resolve("strategy", strategy)(setup, np.random.default_rng(5))
     search = Search(made, device, Deadline(), log, case="case", most_trials=trials, replay=replay)  # type: ignore[arg-type] # implements the part of a contest that a search uses
     if at_once:
