@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +75,14 @@ def all_placements(space: SchemeSpace) -> list[Placement]:
     """The placements of all labellings of the units of a small space."""
     choices = itertools.product(*(unit.labels for unit in space.units))
     return [space.resolve(dict(zip(space.by_id, labels, strict=True))) for labels in choices]
+
+
+def distance(
+    trials: Sequence[Trial], oracle: Oracle, admits: Callable[[Placement], bool] = lambda _: True
+) -> float:
+    """The true time of the last winner over that of the best of all admitted placements of a small space."""
+    winner = [trial.placement for trial in trials if trial.incumbent][-1]
+    return oracle.cost(winner) / min(oracle.cost(p) for p in all_placements(oracle.space) if admits(p))
 
 
 def all_labellings(energy: Energy) -> list[Codes]:

@@ -206,7 +206,9 @@ def part_of(arena: Arena, what: Placement) -> Trial:
     return arena.trial(1, what, "isolated", profile=True, subgraph=PART)
 
 
-def test_a_part_is_raced_against_the_same_part_in_float(make_lab: MakeLab) -> None:
+def test_a_part_is_raced_against_the_same_part_in_float_and_never_becomes_the_incumbent(
+    make_lab: MakeLab,
+) -> None:
     lab = make_lab(QUIET, part=Candidate(scale=0.2), half=Candidate(scale=0.1))
     arena = with_parts(lab)
     floats, trial = part_of(arena, REFERENCE), part_of(arena, placement("half"))
@@ -214,18 +216,11 @@ def test_a_part_is_raced_against_the_same_part_in_float(make_lab: MakeLab) -> No
     assert trial.ratio == pytest.approx(0.5)
     assert trial.race.verdict == "faster"
     assert trial.layers
+    assert (trial.incumbent, arena.best) == (False, 1.0)
     assert [engine.name for engine in lab.open] == ["reference", "part"]
+    assert arena.trial(2, placement("half"), "pure").incumbent
     arena.bench.close()
     assert lab.open == []
-
-
-def test_a_part_never_becomes_the_incumbent(make_lab: MakeLab) -> None:
-    arena = with_parts(make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.1)))
-    assert not part_of(arena, placement("fast")).incumbent
-    assert arena.best == 1.0
-    whole = arena.trial(2, placement("fast"), "pure")
-    assert whole.incumbent
-    assert whole.race is not None
 
 
 def test_no_engine_of_a_part_that_fails_in_its_race_stays_open(make_lab: MakeLab) -> None:

@@ -142,15 +142,6 @@ def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> Non
     assert search(space, Builder(space, [unit.id for unit in space.units])).best() is None
 
 
-def test_a_unit_whose_kernel_computes_in_float_is_not_quantized(space_of) -> None:
-    space = space_of()
-    heavy = sorted(unit for unit, count in counts(space).items() if count)
-    run = search(space, Builder(space, floats={heavy[0]}))
-    found = run.best()
-    assert heavy[0] not in quantized(found.placement)
-    assert run.refused == {heavy[0]: "its kernel computes in floating point"}
-
-
 def test_a_float_unit_without_pairs_of_its_own_does_not_keep_the_search_from_ending(models: Path) -> None:
     """The Flatten reads and gives what others quantize: without it the placement is the same."""
     own = backend().capabilities()

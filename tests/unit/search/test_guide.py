@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from searches import Additive, Device, ScoringDevice, all_placements, limited
+from searches import Additive, Device, ScoringDevice, distance, limited
 
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
@@ -41,17 +41,14 @@ def searched(seed: int, oracle: Additive | None, least: float | None = 38.0, **s
 
 def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_it() -> None:
     distances, below = [], []
+    space = small_space()
     for seed in range(30):
-        space = small_space()
         oracle = Additive(space)
         trials = searched(seed, oracle)
         assert "sensitivity" not in {trial.phase for trial in trials}
         built = [trial for trial in trials if trial.phase != "pure"]  # others are built for their profiles
         below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / len(built))
-        device = Oracle(space, seed)
-        best = min(device.cost(p) for p in all_placements(space) if oracle.truth(p) >= 38.0)
-        winner = [trial for trial in trials if trial.incumbent][-1]
-        distances.append(device.cost(winner.placement) / best)
+        distances.append(distance(trials, Oracle(space, seed), lambda p: Additive(space).truth(p) >= 38.0))
     assert np.mean(distances) <= 1.02
     assert max(distances) <= 1.1
     assert max(below) <= 0.2
@@ -189,16 +186,7 @@ def repairs_of(
     return [trial.placement for trial in known[len(trials) :]]
 
 
-def test_a_fast_candidate_that_just_missed_the_limit_is_repaired() -> None:
-    oracle, space, trials = near_miss(0.6, 37.8)
-    found = repairs_of(oracle, space, trials)
-    assert found
-    for placement in found:
-        assert 0 < len(placement.labels) < len(space.everything())
-        assert oracle.predicted_db(placement) >= 39.0 + 0.2  # the prediction plus the missing 0.2 dB
-
-
-def test_repairs_are_tried_until_one_meets_the_limit() -> None:
+def test_repairs_of_a_near_miss_are_tried_until_one_meets_the_limit() -> None:
     oracle, space, trials = near_miss(0.6, 37.9)
     for steps, unit in enumerate(space.units):
         oracle.powers[unit.id] = power_of(45.0 - steps)
@@ -206,33 +194,32 @@ def test_repairs_are_tried_until_one_meets_the_limit() -> None:
     assert len(repairs_of(oracle, space, trials)) == 1
     repairs = repairs_of(oracle, space, trials, found_db=37.9)
     assert len(set(repairs)) == len(repairs) > 1
+    assert all(0 < len(placement.labels) < len(space.everything()) for placement in repairs)
+    # the prediction for the near miss plus the missing 0.1 dB
     assert all((oracle.predicted_db(placement) or 0.0) >= 39.0 + 0.1 for placement in repairs)
 
 
-@pytest.mark.parametrize(("won", "is_repaired"), [(0.95, True), (0.62, False)])
-def test_a_near_miss_is_repaired_only_if_much_faster_than_the_winner(
-    won: float, *, is_repaired: bool
-) -> None:
-    oracle, space, trials = near_miss(0.6, 37.8)
-    unit = space.units[0]
-    winner = replace(trials[0], number=2, placement=space.resolve({unit.id: unit.full}), ratio=won)
-    assert bool(repairs_of(oracle, space, [*trials, winner])) == is_repaired
-
-
 @pytest.mark.parametrize(
-    ("ratio", "sqnr_db", "changed"),
+    ("ratio", "sqnr_db", "changed", "won", "is_repaired"),
     [
-        (0.99, 37.8, {}),  # no relevant gain
-        (0.6, 30.0, {}),  # far from the limit
-        (0.6, 38.5, {}),  # above the limit: rejected for another reason
-        (0.6, 37.8, {"status": "failed"}),
-        (0.6, 37.8, {"incumbent": True}),  # the winner
+        (0.6, 37.8, {}, None, True),
+        (0.6, 37.8, {}, 0.95, True),
+        (0.6, 37.8, {}, 0.62, False),  # not much faster than the winner
+        (0.99, 37.8, {}, None, False),  # no relevant gain
+        (0.6, 30.0, {}, None, False),  # far from the limit
+        (0.6, 38.5, {}, None, False),  # above the limit: rejected for another reason
+        (0.6, 37.8, {"status": "failed"}, None, False),
+        (0.6, 37.8, {"incumbent": True}, None, False),  # the winner
     ],
 )
-def test_candidates_that_are_no_near_miss_are_not_repaired(
-    ratio: float, sqnr_db: float, changed: dict[str, object]
+def test_only_a_much_faster_candidate_that_just_missed_the_limit_is_repaired(
+    ratio: float, sqnr_db: float, changed: dict[str, object], won: float | None, *, is_repaired: bool
 ) -> None:
-    assert repairs_of(*near_miss(ratio, sqnr_db, **changed)) == []
+    oracle, space, trials = near_miss(ratio, sqnr_db, **changed)
+    if won is not None:
+        winner = space.resolve({space.units[0].id: space.units[0].full})
+        trials.append(replace(trials[0], number=2, placement=winner, ratio=won))
+    assert bool(repairs_of(oracle, space, trials)) == is_repaired
 
 
 class Optimistic(Additive):

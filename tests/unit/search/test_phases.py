@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from searches import Additive, Device, ScoringDevice, all_placements, limited, residual_space
+from searches import Additive, Device, ScoringDevice, distance, limited, residual_space
 
 from qdqspec._core.registry import resolve
 from qdqspec.qdq.space.search_space import SchemeSpace
@@ -100,26 +100,18 @@ def scored_search(
     return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(seed: int) -> None:
-    trials, oracle = scored_search(seed, 0.78)
-    space = oracle.space
-    winner = [trial for trial in trials if trial.incumbent][-1]
-    assert winner.placement.sites
-    assert oracle.score(winner.placement) >= 0.78
-    best = min(oracle.cost(each) for each in all_placements(space) if oracle.score(each) >= 0.78)
-    assert oracle.cost(winner.placement) <= 1.08 * best
-
-
-def test_the_mean_distance_from_the_optimum_is_small_under_a_rehearsed_metric() -> None:
-    """The uniform placements all miss the metric. Without the times of their kernels the mean is 1.031."""
+@pytest.mark.parametrize("is_rehearsed", [False, True])
+def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(
+    *, is_rehearsed: bool
+) -> None:
+    """The uniform placements all miss the metric. Rehearsed, but without the times of their kernels, it is 1.031."""
     distances = []
     for seed in range(30):
-        trials, oracle = scored_search(seed, 0.78, is_rehearsed=True)
-        best = min(oracle.cost(p) for p in all_placements(oracle.space) if oracle.score(p) >= 0.78)
-        won = [trial for trial in trials if trial.incumbent][-1]
-        distances.append(oracle.cost(won.placement) / best)
+        trials, oracle = scored_search(seed, 0.78, is_rehearsed=is_rehearsed)
+        assert oracle.score([trial.placement for trial in trials if trial.incumbent][-1]) >= 0.78
+        distances.append(distance(trials, oracle, lambda p, own=oracle: own.score(p) >= 0.78))
     assert np.mean(distances) <= 1.02
+    assert max(distances) <= 1.15
 
 
 def test_a_metric_that_no_candidate_meets_keeps_the_reference_with_few_scores() -> None:
@@ -158,9 +150,7 @@ def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float)
         oracle = Oracle(space, seed)
         make = resolve("strategy", strategy)
         setup = SearchSetup(space=space, clock="cpu", trials=40)
-        trials = drive(make(setup, np.random.default_rng(seed)), oracle, trials=40)
-        best = min(map(oracle.cost, all_placements(space)))
-        distances.append(min(oracle.cost(trial.placement) for trial in trials) / best)
+        distances.append(distance(drive(make(setup, np.random.default_rng(seed)), oracle, trials=40), oracle))
     assert np.mean(distances) <= mean
     assert max(distances) <= 1.1
 
@@ -188,13 +178,13 @@ class TwoFormats(Oracle):
 
 def test_the_best_format_of_each_block_is_found() -> None:
     space = residual_space("int8", "fp8")
-    placements, distances, mixed = all_placements(space), [], []
+    distances, mixed = [], []
     for seed in range(30):
         oracle = TwoFormats(space, seed)
         setup = SearchSetup(space=space, clock="cpu", trials=60)
         trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle, trials=60)
-        found = min((trial.placement for trial in trials), key=oracle.cost)
-        distances.append(oracle.cost(found) / min(map(oracle.cost, placements)))
+        found = [trial.placement for trial in trials if trial.incumbent][-1]
+        distances.append(distance(trials, oracle))
         mixed.append({site.format for site in found.sites} >= {"uint8", "fp8"})
     assert np.mean(distances) <= 1.02  # 1.07 for the best placements of one format
     assert np.mean(mixed) > 0.5
