@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,9 @@ from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.timing.bench import FLOOR_EPS, significant
-from qdqspec.timing.stats import build_deviation, estimate_ratios
+from qdqspec.timing.stats import drift
 from qdqspec.timing.together import NOTE, FreshBuilds, Together, merged
-from qdqspec.types import Interval, RatioTest, Samples
+from qdqspec.types import RatioTest, Samples
 from tests.support.lab import (
     QUIET,
     REFERENCE,
@@ -253,71 +255,38 @@ def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, 
     assert not lab.open
 
 
-# ---- samples ------------------------------------------------------------------------
-
-
-@dataclass
-class Clock:
-    """A machine whose speed changes over time; its time is counted in turns."""
-
-    speed: Callable[[int], float]
-    turns: int = 0
-
-
 @dataclass
 class Steady:
-    """An engine whose builds have the deviation ``apart`` and whose runs have ``noise``."""
+    """An engine on a machine whose speed changes over time, which is counted in turns."""
 
-    clock: Clock
     level: float
-    apart: float = 0.0
-    noise: float = 0.0
-    random: np.random.Generator = field(default_factory=np.random.default_rng)
-
-    def __post_init__(self) -> None:
-        self.level *= np.exp(self.random.normal(0, self.apart))
+    turns: count[int]
+    speed: Callable[[int], float]
 
     def time(self, runs: int, warmup: int = 0) -> Samples:
-        self.clock.turns += 1
-        took = self.level * self.clock.speed(self.clock.turns) * np.exp(self.random.normal(0, self.noise))
+        took = self.level * self.speed(next(self.turns))
         return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
 
     def close(self) -> None:
         pass
 
 
-# ---- statistics of the samples --------------------------------------------------------------
+def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
+    """The machine is twice as slow from the turns of the sixth build on; its samples are not slower than the others."""
 
-SEEDS = 150
-BETWEEN_BUILDS = 0.02
-TOGETHER = {"all": FreshBuilds.all_at_once, "two": FreshBuilds.two_at_a_time}
+    def build(level: float) -> Steady:
+        return Steady(level, turns, lambda turn: 1.0 if turn <= 140 else 2.0)
 
-
-def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
-    """The estimated deviation between builds, and the estimated ratio of a model that takes 0.6 of the other's time."""
-    random = np.random.default_rng(seed)
-    swing = Clock(lambda turn: 1 + 0.1 * np.sin(turn / 25))
-
-    def build(level: float) -> list[Callable[[], Steady]]:
-        return [lambda: Steady(swing, level, BETWEEN_BUILDS, noise, random)] * 5
-
-    groups = {"reference": build(50.0), "tuned": build(30.0)}
-    fresh = FreshBuilds(clock="wall", random=random, exclusive=nullcontext)
-    found = TOGETHER[way](fresh, groups, 12).samples
-    builds = {name: [build.wall_ms for build in group] for name, group in found.items()}
-    return build_deviation(builds["reference"]), estimate_ratios([builds], "reference")["tuned"].test.mean
-
-
-@pytest.mark.parametrize("noise", [0.01, 0.04])
-@pytest.mark.parametrize("way", TOGETHER)
-def test_estimates_are_on_average_those_with_all_engines_open(way: str, noise: float) -> None:
-    """The deviation between builds without that of runs, the ratio, and the coverage of its interval."""
-    found = [levels(way, seed, noise) for seed in range(SEEDS)]
-    deviation = np.sqrt(np.mean([each**2 for each, _ in found]))
-    assert deviation == pytest.approx(BETWEEN_BUILDS, rel=0.1)
-    assert np.mean([np.log(ratio.median) for _, ratio in found]) == pytest.approx(np.log(0.6), abs=0.005)
-    # The coverage of very many repetitions is 0.95.
-    assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91
+    turns = count(1)
+    fresh = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
+    groups = {"a": [partial(build, 5.0)] * 3, "b": [partial(build, 4.0)] * 3}
+    found = fresh.two_at_a_time(groups, 12).samples
+    builds = [build.wall_ms for group in found.values() for build in group]
+    levels = [np.median(times) for times in builds]
+    assert np.allclose(np.divide(levels, levels[0]), [1, 1, 1, 0.8, 0.8, 0.8])
+    assert drift(builds) == pytest.approx(0, abs=1e-9)
+    assert levels[0] == 5.0  # the median time of the reference
+    assert np.allclose(found["b"][0].cpu_ms, np.multiply(found["b"][0].wall_ms, 0.9))
 
 
 # ---- builds at the same time --------------------------------------------------------------------------

@@ -73,19 +73,14 @@ def machine(tmp_path: Path) -> Machine:
     return found
 
 
-def test_without_limits_free_memory_is_that_of_the_machine(machine: Machine) -> None:
-    assert machine.left() == 8000
-    machine.write("proc/self/cgroup", "0::/\n")
-    machine.write("groups/memory.max", "max\n")
-    machine.write("groups/memory.current", "100\n")
-    assert machine.left() == 8000
-
-
 @pytest.mark.parametrize("folder", ["", "user/", "user/job/"], ids=["of all", "around", "own"])
 def test_the_lowest_limit_of_all_groups_applies(machine: Machine, folder: str) -> None:
+    assert machine.left() == 8000
     machine.write("proc/self/cgroup", "0::/user/job\n")
-    machine.write(f"groups/{folder}memory.max", f"{5000 * MEBI}\n")
+    machine.write(f"groups/{folder}memory.max", "max\n")
     machine.write(f"groups/{folder}memory.current", f"{4000 * MEBI}\n")
+    assert machine.left() == 8000
+    machine.write(f"groups/{folder}memory.max", f"{5000 * MEBI}\n")
     assert machine.left() == 1000
     machine.write(f"groups/{folder}memory.stat", f"anon 5\nfile 7\ninactive_file {300 * MEBI}\n")
     assert machine.left() == 1300
