@@ -44,7 +44,7 @@ class CoverageSearch:
     def best(self) -> Trial | None:
         """The trial of the selected placement; ``None`` if no accurate one is built or covers a multiplication."""
         if self.given is not None:
-            self._trial_of(self.given)
+            self._built(self.given)
         while not self.is_over():
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
@@ -58,8 +58,12 @@ class CoverageSearch:
                     break
                 self._missed.add(best.placement.digest)
                 self._verdicts.clear()
-        found = sorted(filter(self._covers, self._trials.values()), key=self._rank)
-        return next((trial for trial in found if self.keeps_limits(trial)), None)
+        for trial in sorted(self._trials.values(), key=self._rank):
+            covers = trial.ok and self.count(self.narrow_units(trial)) > 0
+            accepted = covers and (trial.placement.given or self._accepts(dict(trial.placement.labels)))
+            if accepted and self.keeps_limits(trial):
+                return trial
+        return None
 
     def count(self, units: Iterable[str]) -> int:
         """The multiplications of some units."""
@@ -71,10 +75,6 @@ class CoverageSearch:
             return [unit for unit, _ in trial.placement.labels if unit not in self.refused]
         nodes = {node for layer in trial.layers if layer.integer for node in layer.nodes}
         return [unit.id for unit in self.space.units if not nodes.isdisjoint(unit.nodes)]
-
-    def _covers(self, trial: Trial) -> bool:
-        is_one = trial.ok and self.count(self.narrow_units(trial)) > 0
-        return is_one and (trial.placement.given or self._accepts(dict(trial.placement.labels)))
 
     def _rank(self, trial: Trial) -> tuple[int, int, int]:
         """Most multiplications in narrow kernels first, then the fewest kernels that only convert, then pairs."""
@@ -151,10 +151,9 @@ class CoverageSearch:
 
     # ---- builds ---------------------------------------------------------------------------------
 
-    def _built(self, labels: Labels) -> Trial:
-        return self._trial_of(self.space.resolve(labels))
-
-    def _trial_of(self, placement: Placement) -> Trial:
+    def _built(self, labels: Labels | Placement) -> Trial:
+        """The trial of a placement, which is built once."""
+        placement = labels if isinstance(labels, Placement) else self.space.resolve(labels)
         if placement.digest not in self._trials:
             self._trials[placement.digest] = self.build(placement)
         return self._trials[placement.digest]
