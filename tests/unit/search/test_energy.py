@@ -12,13 +12,14 @@ from searches import all_labellings, drawn_noise, kernel, pure_placements, resid
 
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import Codes
-from qdqspec.search.energy import RUN_ELEMENTS, Energy
+from qdqspec.search.energy import Energy
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime, Samples, Trial
 
 FP, FULL = (LABELS.index(label) for label in ("fp", "in+out"))
 SPACE = residual_space()
 SHARE = 0.6  # assumed for linear operators under a label that was not measured
+RUN_ELEMENTS = 4096  # converted in the time of starting a kernel
 
 
 def trial(labels: dict[str, str], *layers: LayerTime) -> Trial:
@@ -26,7 +27,7 @@ def trial(labels: dict[str, str], *layers: LayerTime) -> Trial:
 
 
 def learnt_from(*trials: Trial) -> Energy:
-    energy = Energy(SPACE, Energy.of(SPACE, ()).blocks, linear_share=SHARE)
+    energy = Energy(SPACE, Energy.of(SPACE, ()).blocks, linear_share=SHARE, run_elements=RUN_ELEMENTS)
     energy.learn(trials)
     return energy
 

@@ -101,9 +101,7 @@ def scored_search(
 
 
 @pytest.mark.parametrize("is_rehearsed", [False, True])
-def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(
-    *, is_rehearsed: bool
-) -> None:
+def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(*, is_rehearsed: bool) -> None:
     """The uniform placements all miss the metric. Rehearsed, but without the times of their kernels, it is 1.031."""
     distances = []
     for seed in range(30):
