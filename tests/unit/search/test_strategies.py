@@ -5,24 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 from searches import limited
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.select import front_of
 from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.optuna import OptunaSearch
 from qdqspec.search.strategies.region import RegionSearch, best_by_pattern
 from qdqspec.search.strategies.subgraph import SubgraphSearch, groups_of, inner_ratio, nodes_of
-from qdqspec.testing.strategies import drive
 from qdqspec.types import LayerTime, Placement, Trial
 
 # ---- exhaustive ---------------------------------------------------------------------------------------
@@ -154,40 +150,6 @@ def profile(space: SchemeSpace) -> tuple[LayerTime, ...]:
     return tuple(layer(node.name, 1.0) for node in space.model.nodes)
 
 
-class Device:
-    """A device where parts have the ratio ``alone`` and whole models the ratio ``whole`` to the reference."""
-
-    def __init__(
-        self,
-        space: SchemeSpace,
-        alone: float | Callable[[Placement], float] = 0.5,
-        whole: Callable[[Placement], float] | None = None,
-    ) -> None:
-        self.space = space
-        self.alone = alone if callable(alone) else lambda _: alone
-        self.whole = whole or (lambda placement: 1 - 0.01 * placement.pairs)
-        self.best = float("inf")
-        self.asked: list[Proposal] = []
-
-    def answer(self, proposal: Proposal) -> Trial:
-        self.asked.append(proposal)
-        blank = {"number": len(self.asked), "phase": proposal.phase, "placement": proposal.placement}
-        if proposal.subgraph:
-            ratio = self.alone(proposal.placement) if proposal.placement.sites else 1.0
-            return Trial(**blank, ratio=ratio, subgraph=proposal.subgraph)
-        ratio = self.whole(proposal.placement)
-        won = ratio < 0.99 * self.best
-        self.best = min(ratio, self.best)
-        return Trial(**blank, ratio=ratio, incumbent=won, layers=profile(self.space))
-
-    def run(self, **setup) -> list[Proposal]:
-        words = SearchSetup(space=self.space, clock="cpu", **setup)
-        strategy = SubgraphSearch(words, np.random.default_rng(0))
-        drive(strategy, self, batch=4)
-        assert strategy.done()
-        return self.asked
-
-
 def test_every_unit_is_in_one_group_of_bounded_size(space_of) -> None:
     for name in ("digits_resnet", "squeezenet10", "ultraface_rfb320"):
         space = space_of(name)
@@ -200,7 +162,7 @@ def test_every_unit_is_in_one_group_of_bounded_size(space_of) -> None:
         assert len(groups) < len(space.units)
 
 
-def test_half_schemes_that_win_alone_are_combined_in_the_whole_model(space_of) -> None:
+def test_half_schemes_that_win_alone_are_combined_in_the_whole_model(space_of, drive) -> None:
     """Each step adds the scheme to all groups of a kind, and the raw winner has all of them."""
     space = space_of("digits_resnet")
 
@@ -208,11 +170,11 @@ def test_half_schemes_that_win_alone_are_combined_in_the_whole_model(space_of) -
         has_activations = any(not site.weight for site in placement.sites)
         return 1.3 if has_activations else 0.5
 
-    asked = Device(space, alone=alone, whole=lambda p: 1 - 0.02 * len(p.sites)).run()
-    wholes = {p.phase: p.placement for p in asked if not p.subgraph}
+    trials = drive(SubgraphSearch, space, lambda p: 1 - 0.02 * len(p.sites), alone=alone, trials=200)
     convs = {unit.id for unit in space.units if unit.halves}
-    assert wholes["raw"].labels == tuple(sorted((name, "weight-only") for name in convs))
-    validated = [p.placement for p in asked if p.phase in ("validate", "raw")]
+    (raw,) = [trial.placement for trial in trials if trial.phase == "raw"]
+    assert raw.labels == tuple(sorted((name, "weight-only") for name in convs))
+    validated = [trial.placement for trial in trials if trial.phase in ("validate", "raw")]
     assert len(validated) > 1
     assert all({label for _, label in placement.labels} == {"weight-only"} for placement in validated)
 
@@ -224,35 +186,34 @@ def test_conversions_at_the_borders_of_a_part_are_not_timed() -> None:
     assert inner_ratio(trial, reference) == pytest.approx(0.5)
 
 
-def test_groups_are_combined_at_once_without_their_validation(space_of) -> None:
-    space = space_of("digits_resnet")
-    asked = Device(space, whole=lambda p: 0.9 ** len(p.labels)).run(validate_groups=False)
-    whole = [p for p in asked if not p.subgraph]
-    assert "validate" not in {p.phase for p in whole}
-    assert [p.phase for p in whole].count("raw") == 1
-    validated = Device(space, whole=lambda p: 0.9 ** len(p.labels)).run()
-    (raw,) = [p.placement for p in whole if p.phase == "raw"]
-    assert raw in [p.placement for p in validated if not p.subgraph], "the combination of all schemes"
+def test_groups_are_combined_at_once_without_their_validation(space_of, drive) -> None:
+    def searched(**setup: bool) -> list[Trial]:
+        return drive(SubgraphSearch, space_of(), lambda p: 0.9 ** len(p.labels), trials=200, **setup)
+
+    whole = [trial for trial in searched(validate_groups=False) if not trial.subgraph]
+    assert "validate" not in {trial.phase for trial in whole}
+    (raw,) = [trial.placement for trial in whole if trial.phase == "raw"]
+    assert raw in [trial.placement for trial in searched() if not trial.subgraph], "of all schemes"
 
 
-def test_a_scheme_that_loses_in_the_whole_model_is_dropped(space_of) -> None:
+def test_a_scheme_that_loses_in_the_whole_model_is_dropped(space_of, drive) -> None:
     space = space_of("digits_resnet")
     bad = next(unit for unit in space.units if unit.op_type == "Conv").id
 
     def has_bad(placement: Placement) -> bool:
         return dict(placement.labels).get(bad, "fp") != "fp"
 
-    asked = Device(space, whole=lambda p: 1 - 0.02 * p.pairs + 9 * has_bad(p)).run()
-    validated = [has_bad(p.placement) for p in asked if p.phase == "validate"]
+    trials = drive(SubgraphSearch, space, lambda p: 1 - 0.02 * p.pairs + 9 * has_bad(p), trials=200)
+    validated = [has_bad(trial.placement) for trial in trials if trial.phase == "validate"]
     assert 0 < sum(validated) < len(validated)
-    assert [has_bad(p.placement) for p in asked if p.phase == "raw"] == [True]
+    assert [has_bad(trial.placement) for trial in trials if trial.phase == "raw"] == [True]
 
 
-def test_schemes_that_lose_alone_are_not_tried_in_the_whole_model(space_of) -> None:
+def test_schemes_that_lose_alone_are_not_tried_in_the_whole_model(space_of, drive) -> None:
     space = space_of("digits_resnet")
-    asked = Device(space, alone=1.2).run()
-    assert [p.phase for p in asked if not p.subgraph] == ["pure", "pure"]
-    assert asked[-1].placement == space.resolve(space.everything())
+    trials = drive(SubgraphSearch, space, by_pairs, alone=lambda _: 1.2, trials=200)
+    assert [trial.phase for trial in trials if not trial.subgraph] == ["pure", "pure"]
+    assert trials[-1].placement == space.resolve(space.everything())
 
 
 # ---- optuna -------------------------------------------------------------------------------------------
