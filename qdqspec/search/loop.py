@@ -118,23 +118,44 @@ class Contest:
         return samples
 
     def _of_whole(self, built: Built) -> Trial:
-        trial = self._checked(built.trial, built, self.limits.measure)
+        """The trial of a whole model: its accuracy, its times, its race, and the limits if it won.
+
+        If its layers cannot be timed, a note has the reason, and the engine is built again.
+        """
+        bench, limits = self._bench, self.limits
+        trial = self._checked(built.trial, built, limits.measure)
         if not built.timed:
             return trial
         before = self._seen.get(trial.graph_hash) if trial.graph_hash and self.best is not None else None
         if before is not None:
-            same = Race(
-                opponent=before.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph"
-            )
+            opponent = before.placement.digest
+            same = Race(opponent=opponent, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
             trial = replace(trial, ratio=before.ratio, samples=before.samples)
             return replace(trial, race=same, accuracy=before.accuracy)
-        with self._bench.exclusive():
-            trial = self._timed(trial, built)
+        notes = tuple[str, ...]()
+        with bench.exclusive():
+            samples = warmed(_open(built), bench.clock)
+            trial = replace(trial, samples=samples)
+            if built.profile:
+                try:
+                    trial = replace(trial, layers=profiled(_open(built), samples.median_ms(bench.clock)))
+                except BackendError as error:
+                    self._rebuild(built)
+                    notes = (f"layers were not timed: {bench.reason(error)}",)
+            if self.best is None:
+                trial = replace(trial, incumbent=True, ratio=1.0)
+            elif limits.excludes(trial.placement):
+                theirs = bench.kept(self._incumbent).time(len(samples.wall_ms), warmup=1)
+                ratio = samples.median_ms(bench.clock) / theirs.median_ms(bench.clock)
+                trial = replace(trial, ratio=ratio * self.best)  # enough to learn from, not to win
+            else:
+                trial = self._raced(trial, built, self.best)
+        trial = replace(trial, samples=replace(trial.samples, notes=(*trial.samples.notes, *notes)))
         if trial.incumbent:
-            trial = self._checked(trial, built, self.limits.score)
+            trial = self._checked(trial, built, limits.score)
         if trial.incumbent:
             self._replace_incumbent(trial)
-            self._bench.keep(trial.placement, _open(built))
+            bench.keep(trial.placement, _open(built))
         self._seen[trial.graph_hash] = trial
         return trial
 
@@ -144,28 +165,6 @@ class Contest:
             return trial
         with self._bench.several(trial.placement, _open(built)) as several:
             return measure(trial, several)
-
-    def _timed(self, trial: Trial, built: Built) -> Trial:
-        """The trial with its times. If layers cannot be timed a note has the reason, and the engine is built again."""
-        bench, notes = self._bench, tuple[str, ...]()
-        samples = warmed(_open(built), bench.clock)
-        trial = replace(trial, samples=samples)
-        if built.profile:
-            try:
-                trial = replace(trial, layers=profiled(_open(built), samples.median_ms(bench.clock)))
-            except BackendError as error:
-                self._rebuild(built)
-                notes = (f"layers were not timed: {bench.reason(error)}",)
-        if self.best is None:
-            trial = replace(trial, incumbent=True, ratio=1.0)
-        elif self.limits.excludes(trial.placement):
-            theirs = bench.kept(self._incumbent).time(len(samples.wall_ms), warmup=1)
-            ratio = samples.median_ms(bench.clock) / theirs.median_ms(bench.clock)
-            trial = replace(trial, ratio=ratio * self.best)  # enough to learn from, not to win
-        else:
-            trial = self._raced(trial, built, self.best)
-        noted = replace(trial.samples, notes=(*trial.samples.notes, *notes))
-        return replace(trial, samples=noted)
 
     def _raced(self, trial: Trial, built: Built, best: float) -> Trial:
         """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
