@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from qdqspec.accuracy.evaluator import Runs
-from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.search.limits import Limits
@@ -24,7 +23,6 @@ from tests.support.lab import (
     Candidate,
     Lab,
     MakeLab,
-    WatchedEngine,
     known,
     placement,
     started,
@@ -77,16 +75,11 @@ def test_the_folder_of_the_candidates_is_not_in_the_message_of_a_failure(
     make_lab: MakeLab, tmp_path: Path
 ) -> None:
     """It is a temporary folder, which does not exist any more when the journal is read."""
-    lab = make_lab(odd=Candidate())
-    candidate, build = tmp_path / "odd.onnx", lab.build
 
-    def refuse(model: Path, options: BuildOptions) -> WatchedEngine:
-        if model.name == "odd":
-            raise BackendError(f"{candidate}: node 'n' is odd", where=candidate)
-        return build(model, options)
+    def refuse(*_: object) -> bool:
+        raise BackendError(f"{tmp_path / 'odd.onnx'}: node 'n' is odd", where=tmp_path / "odd.onnx")
 
-    lab.build = refuse  # type: ignore[method-assign]  # one model is refused
-    arena = started(lab, folder=tmp_path)
+    arena = started(make_lab(odd=Candidate(fails=refuse)), folder=tmp_path)
     trial = arena.trial(1, placement("odd"), "pure")
     assert trial.error == "odd.onnx: odd.onnx: node 'n' is odd"
     measured = arena.bench.compare({"reference": REFERENCE, "tuned": placement("odd")})
@@ -160,9 +153,8 @@ def test_only_timing_locks_the_device(make_lab: MakeLab) -> None:
         yield
         events.append("out")
 
-    lab = make_lab(good=Candidate(scale=0.7))
-    plain_build = lab.build
-    lab.build = lambda *a: (events.append("build"), plain_build(*a))[1]  # type: ignore[method-assign]
+    lab = make_lab()
+    lab.candidates["reference"].fails = lambda stage, _: stage == "build" and bool(events.append(stage))
     started(lab, exclusive=exclusive)
     assert events == ["build", "in", "out"]
 
@@ -241,16 +233,14 @@ def test_the_second_race_is_for_what_makes_the_mean_gain_significant(
     make_lab: MakeLab, second: float, *, won: bool
 ) -> None:
     """The first race has a ratio of 0.92, and differences count from 5 %: together 0.97 is enough, 0.99 is not."""
-    lab = make_lab(QUIET, a=Candidate(0.92))
-    arena = started(lab)
+
+    def rebuilt(stage: str, count: int) -> bool:
+        candidate.scale = second if (stage, count) == ("build", 2) else candidate.scale
+        return False
+
+    candidate = Candidate(0.92, fails=rebuilt)
+    arena = started(make_lab(QUIET, a=candidate))
     arena.eps = 0.05
-    build = lab.build
-
-    def slower(model: Path, options: BuildOptions) -> WatchedEngine:
-        lab.candidates["a"].scale = 0.92 if "a" not in lab.built else second
-        return build(model, options)
-
-    lab.build = slower  # type: ignore[method-assign] # builds of one model that differ
     assert arena.trial(1, placement("a"), "p").incumbent == won
 
 

@@ -58,15 +58,11 @@ def test_finalists_are_reference_winner_runner_up_and_full_quantization() -> Non
 def test_the_reference_is_the_winner_if_no_candidate_ran_or_is_accurate_enough() -> None:
     failed = [trial(0, REFERENCE, 1.0, won=True), trial(1, ALL, None, ok=False)]
     nothing = {"reference": REFERENCE, "winner": REFERENCE}
-    assert finalists(failed, REFERENCE) == nothing
+    assert finalists(failed, ALL) == finalists(failed, REFERENCE) == nothing
+    part = replace(failed[1], phase="isolated", subgraph=("n",))
+    assert finalists([failed[0], part], ALL) == {**nothing, "everything": ALL}  # even if it was not built
     inaccurate = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.9)]
     assert finalists(inaccurate, REFERENCE, admits=lambda _: False) == nothing
-
-
-def test_full_quantization_is_a_finalist_even_if_it_was_not_built() -> None:
-    assert finalists([trial(0, REFERENCE, 1.0, won=True)], ALL)["everything"] == ALL
-    parts = replace(trial(1, ALL, 0.5, ok=False), phase="isolated", subgraph=("n",))
-    assert finalists([trial(0, REFERENCE, 1.0, won=True), parts], ALL)["everything"] == ALL
 
 
 # ---- the choice ---------------------------------------------------------------------------------
@@ -76,35 +72,23 @@ ONE = ratio(1, reach=0)
 
 
 @pytest.mark.parametrize(
-    ("ratios", "role", "reason"),
+    ("winner", "runner_up", "everything", "role"),
     [
-        (
-            {"winner": ratio(0.5), "runner-up": ratio(0.6)},
-            "winner",
-            "winner: 0.500 of the reference's time [0.480, 0.520]",
-        ),
-        (  # the fewest pairs within the interval of the best
-            {"winner": ratio(0.5), "runner-up": ratio(0.504), "everything": ratio(0.503)},
-            "runner-up",
-            (
-                "runner-up: 0.504 of the reference's time [0.484, 0.524]; "
-                "as fast as winner within its interval, with fewer Q/DQ pairs"
-            ),
-        ),
-        (  # 4 % slower, within a wide interval
-            {"winner": ratio(0.50, reach=0.05), "runner-up": ratio(0.52, reach=0.02)},
-            "winner",
-            "winner: 0.500 of the reference's time [0.450, 0.550]",
-        ),
+        (ratio(0.5), ratio(0.6), ratio(0.9), "winner"),
+        (ratio(0.5), ratio(0.504), ratio(0.503), "runner-up"),  # the fewest pairs within the best interval
+        (ratio(0.5, reach=0.05), ratio(0.52), ratio(0.9), "winner"),  # 4 % slower, within a wide interval
     ],
-    ids=["fastest", "fewest pairs", "wide"],
 )
 def test_the_fastest_finalist_with_fewest_pairs_is_selected(
-    ratios: dict[str, RatioTest], role: str, reason: str
+    winner: RatioTest, runner_up: RatioTest, everything: RatioTest, role: str
 ) -> None:
-    chosen = choose(ROLES, {"reference": ONE, **ratios})
+    ratios = {"reference": ONE, "winner": winner, "runner-up": runner_up, "everything": everything}
+    chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement, chosen.unchanged) == (role, ROLES[role], False)
-    assert chosen.reason == reason
+    assert chosen.reason.startswith(f"{role}: {ratios[role].mean.median:.3f} of the reference's time [")
+    assert ("as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason) == (
+        role == "runner-up"
+    )
 
 
 SLOWER = "all 5 quantized candidates are slower: the fastest takes 1.04 of the reference's time"
