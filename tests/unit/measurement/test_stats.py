@@ -218,16 +218,6 @@ def test_predictions_cover_figures_of_other_programs_in_both_conditions(
     assert tested < predicted or caches
 
 
-@pytest.mark.parametrize(("state", "looks"), [(0.01, 10), (0.04, 10), (0.04, 4)])
-def test_predictions_cover_other_programs_with_states_measured_by_looks(state: float, looks: int) -> None:
-    random = np.random.default_rng(looks)
-    inside = []
-    for _ in range(200):  # random looks, on which the result depends most
-        seen = state * math.sqrt(random.chisquare(looks) / looks), looks
-        inside.append(covered(Machine(state=state), seen, seeds=2, random=random)[0])
-    assert 0.9 < np.mean(inside) < 0.98  # .93 over 1,200 intervals for 4 % and four looks
-
-
 def test_predictions_cover_figures_of_other_programs_with_usual_states_without_looks() -> None:
     deviation, freedom = USUAL_TIMES
     random = np.random.default_rng(1)

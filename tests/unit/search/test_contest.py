@@ -162,17 +162,24 @@ def test_only_timing_locks_the_device(make_lab: MakeLab) -> None:
 # ---- false alarms and power of whole trials -----------------------------------------------------
 
 
+DRIFT = {"fake.drift": "0.3", "fake.drift_period": "0.05"}
+
+
 @pytest.mark.parametrize(
-    ("scale", "seeds", "least", "most"),
-    [(1.0, 300, 0.0, 0.06), (0.9, 60, 0.95, 1.0)],  # 4 % over 1,500 seeds; 16 % without the second race
+    ("scale", "words", "seeds", "least", "most"),
+    [  # of equal speed 4 % win over 1,500 seeds; 16 % without the second race
+        (1.0, {}, 300, 0.0, 0.06),
+        (1.0, DRIFT, 60, 0.0, 0.06),
+        (0.9, {}, 60, 0.95, 1.0),
+    ],
 )
 def test_a_candidate_of_equal_speed_rarely_wins_and_one_ten_per_cent_faster_nearly_always(
-    make_lab: MakeLab, scale: float, seeds: int, least: float, most: float
+    make_lab: MakeLab, scale: float, words: dict[str, str], seeds: int, least: float, most: float
 ) -> None:
     """One challenge per simulated device with the noise and eps of a shared machine."""
     won = []
     for seed in range(seeds):
-        lab = make_lab({"fake.seed": str(seed)}, other=Candidate(scale=scale))
+        lab = make_lab({"fake.seed": str(seed), **words}, other=Candidate(scale=scale))
         arena = started(lab, seed)
         arena.measure_variation(known(REFERENCE, 1.0))
         won.append(arena.trial(1, placement("other"), "p").incumbent)

@@ -206,6 +206,13 @@ def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
     assert not found.is_far_below(20 - FAR_BELOW_DB + 0.1)
 
 
+def test_a_rehearsal_that_misses_the_metric_changes_the_aim_and_excludes_nothing_from_a_race() -> None:
+    found = bar(db40=0.9)
+    found.rehearse(placement("30"), 30.0, kept=False)
+    assert (found.missed_db, found.aim_db) == (30, 35)
+    assert not found.is_far_below(20)
+
+
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_build_replaces_the_rehearsal_of_its_placement(*, is_first: bool) -> None:
     found, built = bar(), _trial(16.0, 0.1)
