@@ -83,43 +83,37 @@ class CoverageSearch:
 
     # ---- accuracy -------------------------------------------------------------------------------
 
-    def _widest(self) -> list[Labels]:
-        """The accurate labellings with the most multiplications, one for each rule; empty if none has any."""
+    def _widest(self, *, least_db: float = -10.0, most_db: float = 80.0, steps: int = 10) -> list[Labels]:
+        """The accurate labellings with the most multiplications, one for each rule; empty if none has any.
+
+        Where all labels of a rule miss the limits, the largest allowance of summed noise with which the placement is
+        accurate is found by bisection between SQNRs of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer
+        rehearsals, and leave more of the limit unused.
+        """
         found: dict[str, Labels] = {}
         most = 1
         for labels in simple_labels(self.space):
-            offered = _without(labels, self.refused)
+            kept = offered = _without(labels, self.refused)
             if self.count(offered) < most:
                 continue
-            kept = self._accurate_labels(offered)
+            if not self._accepts(offered):
+                kept, noise, equal = {}, self.noise(), 1 / len(offered)
+                powers = {
+                    unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in offered.items()
+                }
+                below, above = least_db, most_db
+                for _ in range(steps):
+                    middle = (below + above) / 2
+                    fitting = {unit: offered[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
+                    if self._accepts(fitting):
+                        kept, above = fitting, middle
+                    else:
+                        below = middle
             if self.count(kept) >= most:
                 found = found if self.count(kept) == most else {}
                 most = self.count(kept)
                 found.setdefault(self.space.resolve(kept).digest, kept)
         return list(found.values())
-
-    def _accurate_labels(
-        self, labels: Labels, *, least_db: float = -10.0, most_db: float = 80.0, steps: int = 10
-    ) -> Labels:
-        """The labels with the most multiplications among those that meet the limits.
-
-        The largest allowance of summed noise with which the placement is accurate is found by bisection between SQNRs
-        of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer rehearsals, and leave more of the limit unused.
-        """
-        if self._accepts(labels):
-            return labels
-        found: Labels = {}
-        noise, equal = self.noise(), 1 / len(labels)
-        powers = {unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in labels.items()}
-        below, above = least_db, most_db
-        for _ in range(steps):
-            middle = (below + above) / 2
-            kept = {unit: labels[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
-            if self._accepts(kept):
-                found, above = kept, middle
-            else:
-                below = middle
-        return found
 
     def _fitting(self, powers: Mapping[str, float], allowed: float, *, steps: int = 10_000) -> list[str]:
         """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem.
