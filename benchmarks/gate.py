@@ -35,7 +35,7 @@ from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Placement, Site
 
 NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}

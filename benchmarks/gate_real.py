@@ -23,7 +23,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baselines import Entry
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Case, TuneRules
 
 MODEL = Path(__file__).parents[1] / "specs" / "models" / "squeezenet10.onnx"

@@ -26,7 +26,7 @@ from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.timing.stats import estimate_ratios
 from qdqspec.types import LatencyEvidence, Samples, Trial
 

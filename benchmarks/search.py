@@ -41,7 +41,7 @@ from qdqspec.app.session.tuning import clock_for
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends.isolation.isolated import IsolatedEngine
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Case, Interval, SearchResult
 
 HEADERS = (

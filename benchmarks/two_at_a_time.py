@@ -21,7 +21,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 
 RATIO = 0.6
 SETTINGS = {

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from qdqspec.search.base import AccuracyOracle, Proposal, SearchSetup, Strategy
+from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.search.guide import AccuracyOracle
 from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Contest, Search
 

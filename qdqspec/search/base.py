@@ -1,15 +1,22 @@
-"""The interface of a search strategy: it is asked for placements and receives their trials. It never measures."""
+"""The interface of a search strategy, and a base class for strategies that are written as one generator.
+
+A strategy is asked for placements and receives their trials. It never measures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.types import Clock, LabelNoise, Placement, Trial
+from qdqspec.search.blocks import spent_by_unit
+from qdqspec.search.guide import AccuracyOracle, Guide
+from qdqspec.search.limits import Limits
+from qdqspec.types import Clock, Label, Placement, SearchLimits, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,39 +42,16 @@ def profiled(placement: Placement, phase: str) -> Proposal:
     return Proposal(placement=placement, phase=phase, profile=True)
 
 
-class AccuracyOracle(Protocol):
-    """Predicts the SQNR of placements without building them; nothing is computed before the first call.
-
-    Deterministic for a case and the trials learnt, in order, so that a resumed search asks for the same placements.
-    """
-
-    @property
-    def doubt_db(self) -> float:
-        """The standard deviation of its predictions, in dB, estimated from built candidates."""
-
-    def noise(self) -> LabelNoise | None:
-        """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
-
-    def predicted_db(self, placement: Placement) -> float | None:
-        """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
-
-    def keeps_metric(self, placement: Placement) -> bool | None:
-        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
-
-    def learn(self, trial: Trial) -> None:
-        """Learn from a built candidate how its SQNR differs from the computed one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSetup:
     """All information that a strategy has before its first proposal.
 
-    ``seeds`` are placements to try first. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto`` accuracy
-    is an objective of its own. ``min_accuracy`` is the same for a task metric, which is computed for race winners only.
-    Without any of the three, trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy matters and
-    the model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
-    build. ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy
-    `subgraph` combines all groups that won alone at once.
+    ``seeds`` are placements to try first. ``limits`` are those of the whole search: what is known of the accuracy of
+    placements, and which may win; with ``pareto`` accuracy is an objective of its own. Without limits and without
+    ``pareto``, trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy matters and the model can
+    be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first build.
+    ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy `subgraph`
+    combines all groups that won alone at once.
     """
 
     space: SchemeSpace
@@ -77,11 +61,20 @@ class SearchSetup:
     trials_per_region: int | None = None
     validate_groups: bool = True
     seeds: tuple[Placement, ...] = ()
-    min_sqnr_db: float | None = None
-    min_accuracy: float | None = None
+    limits: Limits = field(default_factory=lambda: Limits(asked=SearchLimits(min_sqnr_db=None)))
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
     accuracy: AccuracyOracle | None = None
+
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """The smallest SQNR that can win."""
+        return self.limits.min_sqnr_db
+
+    @property
+    def min_accuracy(self) -> float | None:
+        """The smallest value of the task metric that can win; the metric is computed for race winners only."""
+        return self.limits.min_accuracy
 
 
 class Strategy(Protocol):
@@ -107,3 +100,107 @@ class Strategy(Protocol):
 
     def done(self) -> bool:
         """Whether it has nothing more to ask."""
+
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
+
+
+class Stepwise:
+    """A strategy as a generator, which yields proposals and receives their trials.
+
+    Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
+    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies. ``spent`` is the
+    time of each unit in floating point, in milliseconds.
+    """
+
+    def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
+        """The generator ``steps`` starts here: a subclass sets its own attributes before it calls this."""
+        self.eps = 0.01
+        self.setup, self.space = setup, setup.space
+        self.guide = Guide(
+            setup.accuracy, setup.space, setup.limits, binds=not setup.pareto, always=setup.seeds
+        )
+        self.spent = spent_by_unit(setup.space, ())
+        self._steps = steps
+        self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
+        self._waiting: list[Proposal] = []  # of the present step, not yet asked for
+        self._answers: list[Trial] = []
+        self._unanswered = 0
+        self._advance(None)
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        """Return the next proposals; none while earlier ones are unanswered, or at the end."""
+        batch, self._waiting = self._waiting[:n], self._waiting[n:]
+        self._unanswered += len(batch)
+        return batch
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Receive trials; once those of a whole step are complete, advance to the next step."""
+        self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
+        for trial in trials:
+            self.guide.learn(trial)
+            if trial.layers and not trial.placement.sites and not trial.subgraph:
+                self.spent = spent_by_unit(self.space, trial.layers)
+        self._answers.extend(trials)
+        self._unanswered -= len(trials)
+        self._waiting = list(filter(self._may_be_built, self._waiting))
+        if self.done():
+            answers, self._answers = self._answers, []
+            self._advance(answers)
+
+    def done(self) -> bool:
+        """Whether the steps have ended."""
+        return not self._waiting and not self._unanswered
+
+    def _advance(self, answers: list[Trial] | None) -> None:
+        """Run the generator to its next step with a new proposal.
+
+        A proposal that was only measured for accuracy may still be raced.
+        """
+        with suppress(StopIteration):
+            while not self._waiting:
+                proposals = next(self._steps) if answers is None else self._steps.send(answers)
+                answers = []
+                for each in proposals:
+                    key = each.placement.digest, each.subgraph
+                    was_timed = self._asked.get(key)
+                    self._asked[key] = each.timed or bool(was_timed)
+                    is_unasked = was_timed is None or (each.timed and not was_timed)
+                    if is_unasked and self._may_be_built(each):
+                        self._waiting.append(each)
+
+    def _may_be_built(self, proposal: Proposal) -> bool:
+        """Whether a proposal is not built to win, or not expected to miss the metric's limit, by builds so far too."""
+        is_candidate = proposal.timed and not proposal.subgraph and not proposal.informs
+        return not is_candidate or self.guide.keeps_metric(proposal.placement)
+
+    def first_proposals(self) -> list[Proposal]:
+        """The reference, which is profiled, and the seeds."""
+        reference = profiled(self.space.resolve({}), "pure")
+        return [reference, *(Proposal(placement=seed, phase="seed") for seed in self.setup.seeds)]
+
+    def is_new(self, placement: Placement) -> bool:
+        """Whether timing a placement of the whole model was not requested yet, under any labels."""
+        return not self._asked.get((placement.digest, ()), False)
+
+    def is_worth_building(self, placement: Placement) -> bool:
+        """Whether a placement is new, and not expected to miss a limit."""
+        return self.is_new(placement) and self.guide.is_worth_building(placement)
+
+    def fitted(self, labels: Mapping[str, Label]) -> Placement:
+        """The labels without the units with the most noise for their time, as the limits require.
+
+        All of them where no limit is binding; none where no placement is expected to meet the limits.
+        """
+        guide, resolve = self.guide, self.space.resolve
+        guide.keeps_metric(resolve(self.space.everything()))  # shows whether the metric's limit is binding
+        if not guide.is_limited or guide.limits.aim_db is None:
+            return resolve(labels)
+        found = guide.within_limits(lambda least: guide.drop_noisiest_units(labels, self.spent, least))
+        return found or resolve({})
+
+    def fitted_everything(self) -> list[Placement]:
+        """Everything quantized, in each format, as far as the limits allow; without what is not worth a build."""
+        everything = (self.space.everything(choice.name) for choice in self.space.choices)
+        return [placed for placed in map(self.fitted, everything) if self.is_worth_building(placed)]

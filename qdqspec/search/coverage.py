@@ -44,7 +44,7 @@ class CoverageSearch:
     def best(self) -> Trial | None:
         """The trial of the selected placement; ``None`` if no accurate one is built or covers a multiplication."""
         if self.given is not None:
-            self._trial_of(self.given)
+            self._built(self.given)
         while not self.is_over():
             labellings = self._widest()
             trials = [self._built(labels) for labels in labellings]
@@ -58,8 +58,12 @@ class CoverageSearch:
                     break
                 self._missed.add(best.placement.digest)
                 self._verdicts.clear()
-        found = sorted(filter(self._covers, self._trials.values()), key=self._rank)
-        return next((trial for trial in found if self.keeps_limits(trial)), None)
+        for trial in sorted(self._trials.values(), key=self._rank):
+            covers = trial.ok and self.count(self.narrow_units(trial)) > 0
+            accepted = covers and (trial.placement.given or self._accepts(dict(trial.placement.labels)))
+            if accepted and self.keeps_limits(trial):
+                return trial
+        return None
 
     def count(self, units: Iterable[str]) -> int:
         """The multiplications of some units."""
@@ -72,10 +76,6 @@ class CoverageSearch:
         nodes = {node for layer in trial.layers if layer.integer for node in layer.nodes}
         return [unit.id for unit in self.space.units if not nodes.isdisjoint(unit.nodes)]
 
-    def _covers(self, trial: Trial) -> bool:
-        is_one = trial.ok and self.count(self.narrow_units(trial)) > 0
-        return is_one and (trial.placement.given or self._accepts(dict(trial.placement.labels)))
-
     def _rank(self, trial: Trial) -> tuple[int, int, int]:
         """Most multiplications in narrow kernels first, then the fewest kernels that only convert, then pairs."""
         conversions = sum(layer.boundary for layer in trial.layers)
@@ -83,43 +83,37 @@ class CoverageSearch:
 
     # ---- accuracy -------------------------------------------------------------------------------
 
-    def _widest(self) -> list[Labels]:
-        """The accurate labellings with the most multiplications, one for each rule; empty if none has any."""
+    def _widest(self, *, least_db: float = -10.0, most_db: float = 80.0, steps: int = 10) -> list[Labels]:
+        """The accurate labellings with the most multiplications, one for each rule; empty if none has any.
+
+        Where all labels of a rule miss the limits, the largest allowance of summed noise with which the placement is
+        accurate is found by bisection between SQNRs of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer
+        rehearsals, and leave more of the limit unused.
+        """
         found: dict[str, Labels] = {}
         most = 1
         for labels in simple_labels(self.space):
-            offered = _without(labels, self.refused)
+            kept = offered = _without(labels, self.refused)
             if self.count(offered) < most:
                 continue
-            kept = self._accurate_labels(offered)
+            if not self._accepts(offered):
+                kept, noise, equal = {}, self.noise(), 1 / len(offered)
+                powers = {
+                    unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in offered.items()
+                }
+                below, above = least_db, most_db
+                for _ in range(steps):
+                    middle = (below + above) / 2
+                    fitting = {unit: offered[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
+                    if self._accepts(fitting):
+                        kept, above = fitting, middle
+                    else:
+                        below = middle
             if self.count(kept) >= most:
                 found = found if self.count(kept) == most else {}
                 most = self.count(kept)
                 found.setdefault(self.space.resolve(kept).digest, kept)
         return list(found.values())
-
-    def _accurate_labels(
-        self, labels: Labels, *, least_db: float = -10.0, most_db: float = 80.0, steps: int = 10
-    ) -> Labels:
-        """The labels with the most multiplications among those that meet the limits.
-
-        The largest allowance of summed noise with which the placement is accurate is found by bisection between SQNRs
-        of ``least_db`` and ``most_db``. Fewer ``steps`` take fewer rehearsals, and leave more of the limit unused.
-        """
-        if self._accepts(labels):
-            return labels
-        found: Labels = {}
-        noise, equal = self.noise(), 1 / len(labels)
-        powers = {unit: noise.get((unit, at), 0.0) if noise else equal for unit, at in labels.items()}
-        below, above = least_db, most_db
-        for _ in range(steps):
-            middle = (below + above) / 2
-            kept = {unit: labels[unit] for unit in self._fitting(powers, 10 ** (-middle / 10))}
-            if self._accepts(kept):
-                found, above = kept, middle
-            else:
-                below = middle
-        return found
 
     def _fitting(self, powers: Mapping[str, float], allowed: float, *, steps: int = 10_000) -> list[str]:
         """The units with the most multiplications whose noise together is at most ``allowed``: a knapsack problem.
@@ -151,10 +145,9 @@ class CoverageSearch:
 
     # ---- builds ---------------------------------------------------------------------------------
 
-    def _built(self, labels: Labels) -> Trial:
-        return self._trial_of(self.space.resolve(labels))
-
-    def _trial_of(self, placement: Placement) -> Trial:
+    def _built(self, labels: Labels | Placement) -> Trial:
+        """The trial of a placement, which is built once."""
+        placement = labels if isinstance(labels, Placement) else self.space.resolve(labels)
         if placement.digest not in self._trials:
             self._trials[placement.digest] = self.build(placement)
         return self._trials[placement.digest]

@@ -1,7 +1,12 @@
-"""The energy of a labelling: predicted time and a price for its noise, and its minimization. Pure."""
+"""The energy of a labelling: predicted time and a price for its noise, its minimization, and the belief about it. Pure.
+
+Nothing here calls BLAS or LAPACK: on matrices of this size their threads cost more than they save, and keep spinning
+while candidates are timed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Self, TypeAlias
@@ -15,8 +20,6 @@ from qdqspec.search.blocks import (
     FP,
     LINEAR,
     Codes,
-    Domains,
-    Edge,
     UnitBlock,
     block_codes,
     classes_of,
@@ -27,121 +30,7 @@ from qdqspec.search.blocks import (
     nodes_of_blocks,
     uniform_codes,
 )
-from qdqspec.types import HALVES, LayerTime, Placement, Trial, kind_of
-
-RUN_ELEMENTS = 4096  # that a conversion kernel converts in the time of starting one
-
-
-class KernelTimes:
-    """Milliseconds of blocks by code, and of converting each edge by pair of domains.
-
-    The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
-    a share of the float time: the mean share of measured blocks of the same operators and one assumed share. Times are
-    at the speed at which the reference was profiled. Conversions are measured, or estimated by the size of the tensor.
-
-    ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried.
-    """
-
-    def __init__(
-        self,
-        space: SchemeSpace,
-        blocks: Sequence[UnitBlock],
-        edges: Sequence[Edge],
-        domains: Domains,
-        *,
-        linear_share: float = 0.6,
-    ) -> None:
-        self.reference_ms = 0.0  # sum of all kernels of the float model
-        self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
-        self._space, self._blocks, self._edges, self._domains = space, blocks, edges, domains
-        self._linear_share = linear_share
-        self._block_of = nodes_of_blocks(space, blocks)
-        self._edge_of = {edge.tensor: number for number, edge in enumerate(edges)}
-        self._kinds = [_kind(space, block) for block in blocks]
-        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
-        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
-
-    def learn(self, trial: Trial) -> None:
-        """Add a build; the first one is the reference.
-
-        Kernels' times are scaled so that their sum differs from the reference's as the time of the whole model does.
-        """
-        total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
-        if not self.reference_ms:
-            taken = trial.samples
-            self.reference_ms = total
-            self._whole_ms = taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
-        elif trial.ratio and total > 0:
-            expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
-            scale = expected / total if expected > 0 else 1.0
-        codes = block_codes(self._space, self._blocks, dict(trial.placement.labels)).tolist()
-        block_of, spent = self._block_of, [0.0] * len(codes)
-        for layer in trial.layers:
-            if layer.boundary:
-                self._learn_conversion(layer, codes, scale)
-                continue
-            owners = {block_of[node] for node in layer.nodes if node in block_of}
-            for owner in owners:
-                spent[owner] += scale * layer.milliseconds / len(owners)
-        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
-            seen.setdefault(code, []).append(milliseconds)
-
-    def _learn_conversion(self, layer: LayerTime, codes: Sequence[int], scale: float) -> None:
-        """Add a kernel that converts; its tensors, and conversions that a tensor takes at once, share its time."""
-        for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
-            pairs = self._edges[number].conversions(codes, self._domains) or [0]
-            for pair in pairs:
-                milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
-                self._conversion_times.setdefault((number, pair), []).append(milliseconds)
-
-    def of_blocks(self) -> tuple[Floats, Floats]:
-        """Milliseconds of each block under each code, and which of them are measured."""
-        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
-        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
-        for known, kind in zip(medians, self._kinds, strict=True):
-            for code in known.keys() - {FP} if FP in known else ():
-                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
-        times = np.zeros((len(self._blocks), len(self._space.labels)))
-        is_measured = np.zeros(times.shape, dtype=bool)
-        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
-            is_measured[index, list(known)] = True
-            own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self._blocks)
-            for code, label in enumerate(self._space.labels):
-                is_linear = kind in LINEAR and kind_of(label) not in HALVES
-                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
-                spent, floats = assumed + totals.get((kind, code), 0.0)
-                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
-                times[index, code] = known.get(code, own * share)
-        return times, is_measured
-
-    def of_conversions(self) -> Floats:
-        """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
-
-        Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
-        """
-        sizes = np.array([edge.elements + RUN_ELEMENTS for edge in self._edges])
-        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
-        for (number, pair), own in self._conversion_times.items():
-            for key in (pair, None):
-                rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
-        whole = rates.get(None, np.array([0.0, 1.0]))
-        costs = np.zeros((len(sizes), len(self._domains.pairs)))
-        for pair, (one, _) in enumerate(self._domains.pairs):
-            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
-            costs[:, pair] = sizes * milliseconds / elements
-        for (number, pair), own in self._conversion_times.items():
-            costs[number, pair] = np.mean(own)
-        return costs
-
-
-def _kind(space: SchemeSpace, block: UnitBlock) -> str:
-    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
-    units = [space.by_id[name] for name in block.units]
-    units = [unit for unit in units if unit.op_type in LINEAR] or units
-    nodes = space.model.by_name
-    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
-    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))
-
+from qdqspec.types import HALVES, Placement, Trial, kind_of
 
 # milliseconds by block and code, and milliseconds of converting each edge by pair of domains
 _Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
@@ -153,17 +42,38 @@ class Energy:
         sum over blocks b:  times[b, codes[b]] + price * noise[b, codes[b]]
         sum over edges e, each pair of domains p that e converts between:  share * converting[e, p]
 
-    ``times`` and ``converting`` are in milliseconds of a run, learnt by `KernelTimes`, which takes ``linear_share``.
-    ``noise`` is noise power over signal power, ``None`` while it is unknown.
+    ``times`` and ``converting`` are in milliseconds of a run, at the speed at which the reference was profiled;
+    ``is_measured`` are the times that were. ``noise`` is noise power over signal power, ``None`` while it is unknown.
+
+    The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
+    a share of the float time: the mean share of measured blocks of the same operators and one assumed share.
+    Conversions are measured, or estimated by the size of the tensor.
+
+    ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried. ``run_elements``
+    are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
     """
 
-    def __init__(self, space: SchemeSpace, blocks: Sequence[UnitBlock], *, linear_share: float = 0.6) -> None:
+    def __init__(
+        self,
+        space: SchemeSpace,
+        blocks: Sequence[UnitBlock],
+        *,
+        linear_share: float = 0.6,
+        run_elements: float = 4096,
+    ) -> None:
         self.space = space
         self.blocks = tuple(blocks)
         self.noise: Floats | None = None
+        self.reference_ms = 0.0  # sum of all kernels of the float model
+        self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
+        self._linear_share, self._run_elements = linear_share, run_elements
+        self._block_of = nodes_of_blocks(space, blocks)
         self._domains = domains_of(space)
-        self._edges = edges_between(space, nodes_of_blocks(space, blocks))
-        self._profiles = KernelTimes(space, blocks, self._edges, self._domains, linear_share=linear_share)
+        self._edges = edges_between(space, self._block_of)
+        self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
+        self._kinds = [_kind(space, block) for block in blocks]
+        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
+        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
         self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
         for number, edge in enumerate(self._edges):
             for end in edge.blocks:
@@ -195,14 +105,85 @@ class Energy:
         """The labelling of a placement of the space."""
         return block_codes(self.space, self.blocks, dict(placement.labels))
 
+    # ---- times of kernels -----------------------------------------------------------------------
+
     def learn(self, trials: Iterable[Trial]) -> None:
-        """Add profiled builds, of which the first is the reference."""
+        """Add profiled builds, of which the first is the reference.
+
+        Kernels' times are scaled so that their sum differs from the reference's as the time of the whole model does.
+        """
         for trial in trials:
-            if trial.layers and not trial.subgraph:
-                self._profiles.learn(trial)
-        self.reference_ms = self._profiles.reference_ms
-        self.times, self.is_measured = self._profiles.of_blocks()
-        self.converting = self._profiles.of_conversions()
+            if not trial.layers or trial.subgraph:
+                continue
+            total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
+            if not self.reference_ms:
+                taken = trial.samples
+                self.reference_ms = total
+                self._whole_ms = (
+                    taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
+                )
+            elif trial.ratio and total > 0:
+                expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
+                scale = expected / total if expected > 0 else 1.0
+            self._learn_kernels(trial, scale)
+        self.times, self.is_measured = self._times_of_blocks()
+        self.converting = self._times_of_conversions()
+
+    def _learn_kernels(self, trial: Trial, scale: float) -> None:
+        codes, block_of = self.codes_of(trial.placement).tolist(), self._block_of
+        spent = [0.0] * len(codes)
+        for layer in trial.layers:
+            if layer.boundary:  # its tensors, and conversions that a tensor takes at once, share its time
+                for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
+                    pairs = self._edges[number].conversions(codes, self._domains) or [0]
+                    for pair in pairs:
+                        milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
+                        self._conversion_times.setdefault((number, pair), []).append(milliseconds)
+                continue
+            owners = {block_of[node] for node in layer.nodes if node in block_of}
+            for owner in owners:
+                spent[owner] += scale * layer.milliseconds / len(owners)
+        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
+            seen.setdefault(code, []).append(milliseconds)
+
+    def _times_of_blocks(self) -> tuple[Floats, Floats]:
+        """Milliseconds of each block under each code, and which of them are measured."""
+        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
+        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
+        for known, kind in zip(medians, self._kinds, strict=True):
+            for code in known.keys() - {FP} if FP in known else ():
+                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
+        times = np.zeros((len(self.blocks), len(self.space.labels)))
+        is_measured = np.zeros(times.shape, dtype=bool)
+        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
+            is_measured[index, list(known)] = True
+            own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
+            for code, label in enumerate(self.space.labels):
+                is_linear = kind in LINEAR and kind_of(label) not in HALVES
+                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
+                spent, floats = assumed + totals.get((kind, code), 0.0)
+                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
+                times[index, code] = known.get(code, own * share)
+        return times, is_measured
+
+    def _times_of_conversions(self) -> Floats:
+        """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
+
+        Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
+        """
+        sizes = np.array([edge.elements + self._run_elements for edge in self._edges])
+        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
+        for (number, pair), own in self._conversion_times.items():
+            for key in (pair, None):
+                rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
+        whole = rates.get(None, np.array([0.0, 1.0]))
+        costs = np.zeros((len(sizes), len(self._domains.pairs)))
+        for pair, (one, _) in enumerate(self._domains.pairs):
+            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
+            costs[:, pair] = sizes * milliseconds / elements
+        for (number, pair), own in self._conversion_times.items():
+            costs[number, pair] = np.mean(own)
+        return costs
 
     # ---- energies -------------------------------------------------------------------------------
 
@@ -328,3 +309,91 @@ class Energy:
                     codes[block] = best
                     stale.update(self._neighbours[block])
         return codes
+
+
+def _kind(space: SchemeSpace, block: UnitBlock) -> str:
+    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
+    units = [space.by_id[name] for name in block.units]
+    units = [unit for unit in units if unit.op_type in LINEAR] or units
+    nodes = space.model.by_name
+    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
+    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))
+
+
+# ---- belief ---------------------------------------------------------------------------------------
+
+
+class Posterior:
+    """The belief about the time of labellings relative to the reference, by the ratios of ``trials``.
+
+    A Bayesian linear model with one coefficient for each class of blocks under each label, one for each pair of
+    domains, and a constant. Blocks of one class have the same operators, attributes and shapes. The prior mean is that
+    of the energy, learnt from profiles. ``deviation`` is that of a measured ratio. The deviations of the prior are
+    relative to its mean: ``measured_doubt`` for times in profiles, ``assumed_doubt`` for others. With larger ones a
+    search makes more builds.
+    """
+
+    def __init__(
+        self,
+        energy: Energy,
+        deviation: float,
+        trials: Iterable[Trial] = (),
+        *,
+        measured_doubt: float = 0.15,
+        assumed_doubt: float = 0.5,
+        least_doubt: float = 0.002,  # of the reference's time
+    ) -> None:
+        self._energy = energy
+        self._deviation = deviation
+        self._classes = np.array(energy.classes, dtype=np.int64)
+        self._labels = len(energy.space.labels)
+        self._cells = self._labels * (int(self._classes.max(initial=-1)) + 1)
+        self._reference_ms = energy.reference_ms or float(energy.times[:, FP].sum()) or 1.0
+        unexplained = max(0.0, 1 - float(energy.times[:, FP].sum()) / self._reference_ms)
+        factors, times = np.ones(energy.converting.shape[1]), energy.times / self._reference_ms
+        self._mean = np.concatenate([self._class_means(times), factors, [unexplained]])  # of the prior
+        doubt = np.full(len(self._mean), assumed_doubt)
+        doubt[: self._cells][self._class_means(energy.is_measured) > 0] = measured_doubt
+        self._covariance: Floats = np.diag(np.maximum(least_doubt, doubt * np.abs(self._mean)) ** 2)
+        for trial in trials:
+            if trial.ratio is not None:  # else it missed a limit, and was not timed
+                self.observe(energy.codes_of(trial.placement), trial.ratio)
+
+    def observe(self, codes: Codes, ratio: float) -> None:
+        """Update mean and covariance by one measured labelling (Kalman 1960)."""
+        features = self._features(codes)
+        doubted = np.einsum("ij,j->i", self._covariance, features)
+        gain = doubted / (self._deviation**2 + float((features * doubted).sum()))
+        self._mean = self._mean + gain * (ratio - float((features * self._mean).sum()))
+        self._covariance -= doubted[:, None] * gain
+
+    def predict(self, codes: Codes) -> float:
+        """The expected ratio of a labelling."""
+        return float((self._features(codes) * self._mean).sum())
+
+    def expected_gain(self, codes: Codes, best: float) -> float:
+        """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.
+
+        Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
+        """
+        features = self._features(codes)
+        below = best - float((features * self._mean).sum())
+        variance = float((features * np.einsum("ij,j->i", self._covariance, features)).sum())
+        doubt = math.sqrt(max(1e-18, variance))
+        z = below / doubt
+        chance = (1 + math.erf(z / math.sqrt(2))) / 2
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return (below * chance + doubt * density) / best
+
+    def _class_means(self, values: Floats) -> Floats:
+        """The mean over the blocks of each class, by class and label."""
+        sums = np.zeros((self._cells // self._labels, self._labels))
+        np.add.at(sums, self._classes, values)
+        means: Floats = sums / np.bincount(self._classes).reshape(-1, 1)
+        return means.ravel()
+
+    def _features(self, codes: Codes) -> Floats:
+        columns = self._classes * self._labels + codes
+        counts = np.bincount(columns, minlength=self._cells)
+        crossings = np.array(self._energy.conversions_ms(codes)) / self._reference_ms
+        return np.concatenate([counts, crossings, [1.0]])

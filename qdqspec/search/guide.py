@@ -1,65 +1,87 @@
-"""The guide of a strategy: which placements are worth a build, and which units to leave out, by predicted accuracy.
+"""The accuracy of placements as predicted without a build: which are worth one, and which units to leave out.
 
-Predictions are those of an accuracy oracle. They decide what is built, and never what wins.
+Predictions decide what is built, and never what wins. `repaired` is the last attempt of a search: candidates that just
+missed the SQNR limit and are much faster, with less noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.base import AccuracyOracle
-from qdqspec.search.blocks import UnitBlock, block_labels
-from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.types import EXACT_DB, Label, Placement, SearchLimits, Trial
+from qdqspec.search.blocks import UnitBlock, block_labels, spent_by_unit
+from qdqspec.search.energy import Energy
+from qdqspec.search.limits import Limits
+from qdqspec.search.select import is_candidate
+from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, Trial
 
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 
 
+class AccuracyOracle(Protocol):
+    """Predicts the SQNR of placements without building them; nothing is computed before the first call.
+
+    Deterministic for a case and the trials learnt, in order, so that a resumed search asks for the same placements.
+    """
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of its predictions, in dB, estimated from built candidates."""
+
+    def noise(self) -> LabelNoise | None:
+        """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
+
+    def learn(self, trial: Trial) -> None:
+        """Learn from a built candidate how its SQNR differs from the computed one."""
+
+
 class Guide:
-    """What a strategy knows of the accuracy of placements: an oracle, or none, and the figures of builds so far.
+    """What is expected of the accuracy of placements: by an oracle, or none, and by the ``limits`` of the search.
 
-    ``limits`` has the figures of builds that the strategy was told, and those of rehearsals. Nothing is left out for
-    the SQNR limit unless it ``binds``, and placements of ``always`` are built whatever their metric.
-
-    ``doubt_share`` is the safety margin in standard deviations of a prediction. Compositions aim above a limit by it:
-    with a larger one fewer of them miss the limit, and they are slower. Other candidates are built if they are
-    predicted at most this margin below the limit: with a larger one more of them are built. A
-    limit is binding if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more
-    candidates. Placements ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer
-    builds, and may lose a winner.
+    Nothing is left out for the SQNR limit unless it ``binds``, and placements of ``always`` are built whatever their
+    metric. ``doubt_share`` is the safety margin in standard deviations of a prediction. Compositions aim above a limit
+    by it: with a larger one fewer of them miss the limit, and they are slower. Other candidates are built if they are
+    predicted at most this margin below the limit: with a larger one more of them are built. A limit is binding if
+    everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
+    ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer builds, and may lose a
+    winner.
     """
 
     def __init__(
         self,
         oracle: AccuracyOracle | None,
         space: SchemeSpace,
+        limits: Limits,
         *,
-        min_sqnr_db: float | None = None,
-        min_accuracy: float | None = None,
         binds: bool = True,
         always: Collection[Placement] = (),
         doubt_share: float = 0.5,
         binding_db: float = 3.0,
         bracket_db: float = 1.0,
     ) -> None:
-        self.oracle, self.space, self._binds, self._always = oracle, space, binds, always
-        metric = None if min_accuracy is None else MetricLimit(least=min_accuracy)
-        self.limits = Limits(asked=SearchLimits(min_sqnr_db=min_sqnr_db), metric=metric)
+        self.oracle, self.space, self.limits = oracle, space, limits
+        self._binds, self._always = binds, always
         self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
         self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
         self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
         self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
 
     def learn(self, trial: Trial) -> None:
-        """Learn from a built candidate."""
+        """Learn from a trial; the limits of a search that runs have learnt from it before."""
         self.limits.learn(trial)
         if self.oracle is not None:
             self.oracle.learn(trial)
@@ -233,3 +255,81 @@ class Guide:
                 if self.limits.is_bracketed(self._bracket_db):
                     break
         return best
+
+    def drop_noisiest_units(
+        self, labels: Mapping[str, Label], spent: Mapping[str, float], least_db: float
+    ) -> Placement | None:
+        """The labels without the units with the most noise for their time, as few as an SQNR requires; or ``None``.
+
+        ``spent`` is the time of each unit in floating point.
+        """
+        if not self.has_noise:
+            return self.space.resolve(labels)
+        own = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
+        ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6))
+
+        def placed(most: float) -> Placement:
+            kept, left = dict[str, Label](), most
+            for unit in ranked:
+                if own[unit] <= left:
+                    kept[unit] = labels[unit]
+                    left -= own[unit]
+            return self.space.resolve(kept)
+
+        return self.meet(least_db, placed)
+
+
+def repaired(
+    trials: Sequence[Trial],
+    limits: Limits,
+    oracle: AccuracyOracle,
+    space: SchemeSpace,
+    *,
+    near_db: float = 3.0,
+    much: float = 0.1,
+    most: int = 2,
+    more_db: Sequence[float] = (0.3, 0.6, 1.2, 2.4),
+) -> Iterator[Placement]:
+    """Placements with a little less noise than the ``most`` fastest candidates that just missed the SQNR limit.
+
+    A candidate just missed it if it is at most ``near_db`` below: further below a repair costs most of the gain. It is
+    worth a repair if its gain is significant, and it is by the share ``much`` faster than what has won. Each repair is
+    the faster of two: the candidate without the units with the most noise for their time, and the labelling of least
+    time for the allowed noise. Attempts aim higher by each of ``more_db`` until one meets the limit.
+
+    ``trials`` are those of the search, the reference first. The caller appends the trial of each placement to them
+    before it asks for the next placement. There is no placement if the oracle predicts nothing.
+    """
+    won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
+    bound = min(won) * (1 - much) if won else 1 - limits.asked.min_gain
+
+    def lacking_db(trial: Trial) -> float:
+        """The gap of a trial's SQNR that just missed the limit; 0 for others."""
+        found_db, least_db = limits.figures(trial.placement).sqnr_db, limits.min_sqnr_db
+        if found_db is None or least_db is None or not is_candidate(trial) or (trial.ratio or bound) >= bound:
+            return 0.0
+        return max(0.0, least_db - found_db) if least_db - found_db <= near_db else 0.0
+
+    missed = {t.placement: t for t in trials if lacking_db(t) and not t.placement.given}
+    if not missed:
+        return
+    guide, spent = Guide(oracle, space, limits), spent_by_unit(space, trials[0].layers)
+    energy = Energy.of(space, [trial for trial in trials if not trial.placement.given])
+    energy.noise = guide.block_noise(energy.blocks)
+    seen = {trial.placement for trial in trials}
+    for near in sorted(missed.values(), key=lambda trial: trial.ratio or 1.0)[:most]:
+        labels, lacking = dict(near.placement.labels), lacking_db(near)
+        for more in more_db:
+            predicted_db = guide.predicted_db(near.placement)
+            if predicted_db is None:
+                break
+            aim_db = predicted_db + lacking + more - guide.margin_db
+            options = [guide.drop_noisiest_units(labels, spent, aim_db)]
+            if energy.noise is not None:
+                options.append(guide.meet(aim_db, lambda allowed: energy.placed(energy.within(allowed))))
+            fresh = [option for option in options if option and option.sites and option not in seen]
+            if fresh:
+                seen.add(placement := min(fresh, key=lambda one: energy.predict(energy.codes_of(one))))
+                yield placement
+                if not lacking_db(trials[-1]):
+                    break

@@ -77,7 +77,12 @@ class Journal(Closing):
                 raise damage
             text = json.dumps(header, indent=2, sort_keys=True) + "\n"
             write_whole(_header_path(path), text, what="the journal", make_folder=True)
-            _repair(path, raw, b"".join(lines))
+            whole = b"".join(lines)
+            with path.open("ab") as file:  # cut or complete its end: whole lines are never rewritten
+                file.truncate(min(len(raw), len(whole)))
+                file.write(whole[len(raw) :])
+                file.flush()
+                os.fsync(file.fileno())
             return cls(path, run, trials, (note,) if note else ())
         except OSError as error:
             raise _unwritable(path, error) from None
@@ -224,15 +229,6 @@ def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
     return trial
-
-
-def _repair(path: Path, raw: bytes, whole: bytes) -> None:
-    """Create the file, or cut or complete its end. Whole lines are never rewritten."""
-    with path.open("ab") as file:
-        file.truncate(min(len(raw), len(whole)))
-        file.write(whole[len(raw) :])
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:

@@ -1,7 +1,8 @@
 """The accuracy limits of a search: what is measured of placements, which are worth a race, and which may be selected.
 
-The SQNR on the first samples is measured for every candidate, that on all data and the task metric only for candidates
-that won their races or may be selected. Scored candidates show the SQNR that the metric needs.
+A search has one `Limits`: the contest decides by it, and the strategy aims by it. The SQNR on the first samples is
+measured for every candidate, that on all data and the task metric only for candidates that won their races or may be
+selected. Scored candidates show the SQNR that the metric needs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from qdqspec.accuracy.evaluator import Evaluator, Offset, Runs
 from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
-
-NEAR_DB = 6.0  # from the SQNR limit, within which candidates are measured on all data before a race
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,12 @@ class Limits:
     """The limits of a case, and what is known of placements by trials, measurements and rehearsals.
 
     ``first_samples`` measures the SQNR of an engine on these; without it nothing is measured. ``all_data`` measures it
-    on all data, if there is more. ``confirms_sqnr`` is set if a selected placement needs its
-    SQNR on all data. If a placement missed the metric, candidates ``far_db`` below it are not raced: a smaller value
-    saves races, and may lose a winner. While no placement met the metric, the search aims ``step_db`` above those that
-    missed it: a smaller value has more builds that miss it.
+    on all data, if there is more. ``confirms_sqnr`` is set if a selected placement needs its SQNR on all data.
+
+    Candidates within ``near_db`` of the SQNR limit may be measured on all data before a race: a smaller value reads
+    less data, and races more candidates that cannot win. If a placement missed the metric, candidates ``far_db`` below
+    it are not raced: a smaller value saves races, and may lose a winner. While no placement met the metric, the search
+    aims ``step_db`` above those that missed it: a smaller value has more builds that miss it.
     """
 
     asked: SearchLimits = field(default_factory=SearchLimits)
@@ -66,6 +67,7 @@ class Limits:
     first_samples: Callable[[Runs], float] | None = None
     all_data: Evaluator | None = None
     confirms_sqnr: bool = True
+    near_db: float = 6.0
     far_db: float = 3.0
     step_db: float = 5.0
     difference: Offset = field(default_factory=Offset)
@@ -136,7 +138,7 @@ class Limits:
         least, found = self.min_sqnr_db, self.first_samples(engine)
         trial = replace(trial, sqnr_db=found)
         self.learn(trial)
-        is_near = least is not None and abs(found - least) <= NEAR_DB
+        is_near = least is not None and abs(found - least) <= self.near_db
         if is_near and not self.difference.is_small and not self.difference.is_of(trial.placement):
             trial = self._on_all_data(trial, engine)
         return trial
@@ -206,21 +208,33 @@ class Limits:
         self.rehearsed.setdefault(placement.digest, (sqnr_db, kept))
 
     @property
-    def scored(self) -> tuple[list[float], list[float]]:
-        """The SQNRs of placements that met the metric's limit, and of those that missed it.
-
-        A rehearsed placement counts as one that met it only above the SQNR of builds that missed it.
-        """
-        least, built, kept, lost = self.min_accuracy, set[str](), list[float](), list[float]()
+    def scored_builds(self) -> tuple[list[float], list[float]]:
+        """The SQNRs of builds that met the metric's limit, and of those that missed it."""
+        kept, lost = list[float](), list[float]()
         for digest, each in self.known.items():
-            if least is None or each.score is None or each.few_db is None or digest == NO_PAIRS.digest:
-                continue
-            built.add(digest)
-            (kept if each.score >= least else lost).append(each.few_db)
+            if (
+                self.metric
+                and each.score is not None
+                and each.few_db is not None
+                and digest != NO_PAIRS.digest
+            ):
+                (kept if each.score >= self.metric.least else lost).append(each.few_db)
+        return kept, lost
+
+    @property
+    def scored(self) -> tuple[list[float], list[float]]:
+        """The same of builds and of rehearsed placements that were not built.
+
+        A rehearsed placement counts as one that met the limit only above the SQNR of builds that missed it.
+        """
+        kept, lost = self.scored_builds
         missed_db = _highest_below(kept, lost)
-        expected = [each for digest, each in self.rehearsed.items() if digest not in built]
-        kept += [db for db, is_kept in expected if is_kept and db > missed_db]
-        lost += [db for db, is_kept in expected if not is_kept]
+        for digest, (sqnr_db, is_kept) in self.rehearsed.items():
+            if self.known.get(digest, Figures()).score is None:
+                if not is_kept:
+                    lost.append(sqnr_db)
+                elif sqnr_db > missed_db:
+                    kept.append(sqnr_db)
         return kept, lost
 
     @property
@@ -234,8 +248,8 @@ class Limits:
         return _highest_below(*self.scored)
 
     def is_far_below(self, sqnr_db: float) -> bool:
-        """Whether an SQNR is so far below one that missed the metric that it is not worth a race."""
-        return sqnr_db <= self.missed_db - self.far_db
+        """Whether an SQNR is so far below that of a build that missed the metric that it is not worth a race."""
+        return sqnr_db <= _highest_below(*self.scored_builds) - self.far_db
 
     def is_bracketed(self, apart_db: float) -> bool:
         """Whether the SQNRs that met and that missed the metric are within ``apart_db``, or none missed it."""

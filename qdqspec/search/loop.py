@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
+from qdqspec.search.journal import Journal
 from qdqspec.search.limits import Limits
 from qdqspec.timing.bench import FLOOR_EPS, Bench
 from qdqspec.timing.race import both_of, profiled, warmed
@@ -33,13 +34,6 @@ ESTIMATING = 3  # candidates from which the time of the others is estimated
 _REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
 OWN = "own"  # phase of the reference
 COMMIT = "commit"  # phase of a placement that the caller makes the incumbent
-
-
-class TrialLog(Protocol):
-    """Writes trials as they happen; they are read back to resume a run."""
-
-    def append(self, trial: Trial) -> None:
-        """Write one trial so that it survives a kill after this call."""
 
 
 @dataclass(slots=True)
@@ -124,23 +118,44 @@ class Contest:
         return samples
 
     def _of_whole(self, built: Built) -> Trial:
-        trial = self._checked(built.trial, built, self.limits.measure)
+        """The trial of a whole model: its accuracy, its times, its race, and the limits if it won.
+
+        If its layers cannot be timed, a note has the reason, and the engine is built again.
+        """
+        bench, limits = self._bench, self.limits
+        trial = self._checked(built.trial, built, limits.measure)
         if not built.timed:
             return trial
         before = self._seen.get(trial.graph_hash) if trial.graph_hash and self.best is not None else None
         if before is not None:
-            same = Race(
-                opponent=before.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph"
-            )
+            opponent = before.placement.digest
+            same = Race(opponent=opponent, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
             trial = replace(trial, ratio=before.ratio, samples=before.samples)
             return replace(trial, race=same, accuracy=before.accuracy)
-        with self._bench.exclusive():
-            trial = self._timed(trial, built)
+        notes = tuple[str, ...]()
+        with bench.exclusive():
+            samples = warmed(_open(built), bench.clock)
+            trial = replace(trial, samples=samples)
+            if built.profile:
+                try:
+                    trial = replace(trial, layers=profiled(_open(built), samples.median_ms(bench.clock)))
+                except BackendError as error:
+                    self._rebuild(built)
+                    notes = (f"layers were not timed: {bench.reason(error)}",)
+            if self.best is None:
+                trial = replace(trial, incumbent=True, ratio=1.0)
+            elif limits.excludes(trial.placement):
+                theirs = bench.kept(self._incumbent).time(len(samples.wall_ms), warmup=1)
+                ratio = samples.median_ms(bench.clock) / theirs.median_ms(bench.clock)
+                trial = replace(trial, ratio=ratio * self.best)  # enough to learn from, not to win
+            else:
+                trial = self._raced(trial, built, self.best)
+        trial = replace(trial, samples=replace(trial.samples, notes=(*trial.samples.notes, *notes)))
         if trial.incumbent:
-            trial = self._checked(trial, built, self.limits.score)
+            trial = self._checked(trial, built, limits.score)
         if trial.incumbent:
             self._replace_incumbent(trial)
-            self._bench.keep(trial.placement, _open(built))
+            bench.keep(trial.placement, _open(built))
         self._seen[trial.graph_hash] = trial
         return trial
 
@@ -150,28 +165,6 @@ class Contest:
             return trial
         with self._bench.several(trial.placement, _open(built)) as several:
             return measure(trial, several)
-
-    def _timed(self, trial: Trial, built: Built) -> Trial:
-        """The trial with its times. If layers cannot be timed a note has the reason, and the engine is built again."""
-        bench, notes = self._bench, tuple[str, ...]()
-        samples = warmed(_open(built), bench.clock)
-        trial = replace(trial, samples=samples)
-        if built.profile:
-            try:
-                trial = replace(trial, layers=profiled(_open(built), samples.median_ms(bench.clock)))
-            except BackendError as error:
-                self._rebuild(built)
-                notes = (f"layers were not timed: {bench.reason(error)}",)
-        if self.best is None:
-            trial = replace(trial, incumbent=True, ratio=1.0)
-        elif self.limits.excludes(trial.placement):
-            theirs = bench.kept(self._incumbent).time(len(samples.wall_ms), warmup=1)
-            ratio = samples.median_ms(bench.clock) / theirs.median_ms(bench.clock)
-            trial = replace(trial, ratio=ratio * self.best)  # enough to learn from, not to win
-        else:
-            trial = self._raced(trial, built, self.best)
-        noted = replace(trial.samples, notes=(*trial.samples.notes, *notes))
-        return replace(trial, samples=noted)
 
     def _raced(self, trial: Trial, built: Built, best: float) -> Trial:
         """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
@@ -245,7 +238,7 @@ class Search:
         strategy: Strategy,
         contest: Contest,
         deadline: Deadline,
-        log: TrialLog,
+        log: Journal,
         *,
         case: str,
         most_trials: int,
@@ -272,8 +265,7 @@ class Search:
 
     def run(self) -> tuple[Trial, ...]:
         """Run to the end."""
-        for _ in self:
-            pass
+        deque(self, maxlen=0)
         return tuple(self.trials)
 
     @property
@@ -310,7 +302,14 @@ class Search:
         self._begin(proposal)
         key = _key(proposal)
         known = (t for t in self.trials if t.phase != COMMIT and t.ratio and _key(t) == key)
-        return next(known, None) or self._recall(proposal) or self.measure(self.build(proposal))
+        if (trial := next(known, None)) is not None:
+            return trial
+        if not self._recorded or _key(self._recorded[0]) != key:
+            self._recorded.clear()  # after the first mismatch no recorded trials are used
+            return self.measure(self.build(proposal))
+        trial = replace(self._recorded.popleft(), phase=proposal.phase)
+        self.contest.recall(trial)
+        return self._enter(trial)
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
@@ -345,17 +344,23 @@ class Search:
         """
         known: dict[_Key, Trial] = {}
         while self._recorded:
+            self._answer(known)  # before the strategy can know of later trials by the limits
             trial = self._recorded.popleft()
             self.contest.recall(trial)
             trial = self._enter(trial)
             if trial.phase != COMMIT:
                 known[_key(trial)] = trial
-        while not self._held and (proposals := self.strategy.ask(1)):
-            answer = known.pop(_key(proposals[0]), None)
+        self._answer(known)
+
+    def _answer(self, known: dict[_Key, Trial]) -> None:
+        """Tell the strategy known trials, until it asks for another one."""
+        while True:
+            self._held = self._held or list(self.strategy.ask(1))
+            answer = known.pop(_key(self._held[0]), None) if self._held else None
             if answer is None:
-                self._held = list(proposals)
-            else:
-                self.strategy.tell([answer])
+                return
+            self._held = []
+            self.strategy.tell([answer])
 
     def _report(self, doing: str = "") -> None:
         """Report the progress at the beginning of a step, or after a new trial."""
@@ -394,15 +399,6 @@ class Search:
     def _begin(self, proposal: Proposal) -> None:
         if not self.trials and (proposal.placement.sites or proposal.subgraph):
             self.evaluate(Proposal(placement=NO_PAIRS, phase=OWN, profile=True))
-
-    def _recall(self, proposal: Proposal) -> Trial | None:
-        """The recorded trial of a proposal; after the first mismatch none are used."""
-        if not self._recorded or _key(self._recorded[0]) != _key(proposal):
-            self._recorded.clear()
-            return None
-        trial = replace(self._recorded.popleft(), phase=proposal.phase)
-        self.contest.recall(trial)
-        return self._enter(trial)
 
     def _journalled(self, trial: Trial) -> Trial:
         if self.trials:

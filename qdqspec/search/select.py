@@ -166,21 +166,19 @@ def _unchanged(
     if slower and not any(rivals[name][1].mean.median < 1 for name in accurate):
         reasons.append(slower)
     elif accurate:
-        reasons.append(_not_faster(accurate[0], rivals[accurate[0]][1], min_gain))
+        name, test = accurate[0], rivals[accurate[0]][1]
+        ratio = test.mean
+        if ratio.high < 1 - min_gain:
+            worst = f"up to {test.enclosing.high:.3f} in one of the conditions of the caches"
+            reasons.append(f"the gain is not proved: {name} {_takes(ratio)}, and {worst}")
+        elif ratio.median >= 1:
+            reasons.append(f"no candidate is faster: {name} {_takes(ratio)}")
+        else:
+            gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+            asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
+            saves = f"{name} saves {gain} of the time (95 %: {low} to {high})"
+            reasons.append(f"the gain is not proved: {saves}{asked}")
     return "; ".join(filter(None, reasons)) or "no quantized candidate ran"
-
-
-def _not_faster(name: str, test: RatioTest, min_gain: float) -> str:
-    """Why the fastest of accurate placements is not selected."""
-    ratio = test.mean
-    if ratio.high < 1 - min_gain:
-        worst = f"up to {test.enclosing.high:.3f} in one of the conditions of the caches"
-        return f"the gain is not proved: {name} {_takes(ratio)}, and {worst}"
-    if ratio.median >= 1:
-        return f"no candidate is faster: {name} {_takes(ratio)}"
-    gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
-    asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
-    return f"the gain is not proved: {name} saves {gain} of the time (95 %: {low} to {high}){asked}"
 
 
 def _takes(ratio: Interval) -> str:
@@ -231,15 +229,14 @@ def shortfall_text(limits: Limits, trials: Sequence[Trial]) -> str:
         if trial.ok and not trial.subgraph and ratio < 1 and not limits.admits(placement):
             judged = _judged(limits, placement)
             by_limit.setdefault(judged.limit, {})[placement.digest] = judged, ratio
-    return "; ".join(_missed(list(by_limit[limit].values())) for limit in sorted(by_limit, reverse=True))
-
-
-def _missed(lost: Sequence[tuple[_Judged, float]]) -> str:
-    """The gap by which the most accurate of these candidates misses a limit, with its time."""
-    best, ratio = max(lost, key=lambda each: each[0].value)
-    verb, least, which = (
-        ("miss", "at least ", "the most accurate of them") if len(lost) > 1 else ("misses", "", "it")
-    )
-    by = f" by {least}{best.gap}" if best.gap else ""
-    has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
-    return f"{count_text(len(lost), 'faster candidate')} {verb} {best.limit}{by}: {which} has {has}"
+    texts = []
+    for limit in sorted(by_limit, reverse=True):
+        lost = list(by_limit[limit].values())
+        best, ratio = max(lost, key=lambda each: each[0].value)
+        verb, least, which = ("misses", "", "it")
+        if len(lost) > 1:
+            verb, least, which = ("miss", "at least ", "the most accurate of them")
+        by = f" by {least}{best.gap}" if best.gap else ""
+        has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
+        texts.append(f"{count_text(len(lost), 'faster candidate')} {verb} {limit}{by}: {which} has {has}")
+    return "; ".join(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,7 @@ from qdqspec.accuracy.evaluator import Runs
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
 from qdqspec.backends.open_engines import Engines, HasMemory, has_memory
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.timing.profiles import Load, attach, profile_latencies
-from qdqspec.timing.race import MOST_RUNS, Turn, profiled, race, settle, warmed
+from qdqspec.timing.race import MOST_RUNS, Load, Turn, attach, profiled, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
 from qdqspec.types import (
@@ -30,6 +30,7 @@ from qdqspec.types import (
     LatencyEvidence,
     LayerTime,
     Placement,
+    ProfileLatency,
     Race,
     RatioTest,
     Samples,
@@ -215,24 +216,21 @@ class Bench:
 
         If one of the two fails, the opponent is built again, once. Raises `BackendError` if it fails again.
         """
-        try:
-            return self._raced(engine, opponent, eps, subgraph)
-        except BackendError as error:
-            self.drop(part=bool(subgraph))
+        failure: BackendError | None = None
+        while True:
             try:
-                return self._raced(engine, opponent, eps, subgraph)
-            except BackendError:  # the challenger failed, or the opponent permanently
+                rival = self.kept(opponent, subgraph)
+                if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
+                    same = Race(
+                        opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph"
+                    )
+                    return same, Samples(), Samples()
+                return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
+            except BackendError as error:
                 self.drop(part=bool(subgraph))
-                raise error from None
-
-    def _raced(
-        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes
-    ) -> tuple[Race, Samples, Samples]:
-        rival = self.kept(opponent, subgraph)
-        if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
-            same = Race(opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
-            return same, Samples(), Samples()
-        return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
+                if failure is not None:  # the challenger failed, or the opponent permanently
+                    raise failure from None
+                failure = error
 
     def measure_variation(
         self,
@@ -249,7 +247,14 @@ class Bench:
         is ``assumed``, twice the largest deviation seen between builds of real models: less lets more placements win
         that are not faster. Raises `BackendError` if the model does not build again.
         """
-        plan = next((plan for plan in plans if self._fits(plan, reference, seconds)), None)
+        round_s = 0.0
+        if reference.samples.wall_ms:
+            run_ms = reference.samples.median_ms("wall")
+            turn = Turn.lasting(run_ms)
+            round_s = (max(1, turn.warmup) + turn.runs) * run_ms / 1e3
+        build_s, limit = reference.build_seconds, math.inf if seconds is None or not round_s else seconds
+        fitting = (plan for plan in plans if plan[0] * (build_s + (MOST_RUNS + plan[1]) * round_s) <= limit)
+        plan = next(fitting, None)
         if plan is None:
             return assumed, Samples()
         built = self._together({"noise": reference.placement}, *plan)
@@ -258,16 +263,6 @@ class Bench:
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [build.on(self.clock) for build in built.samples["noise"]]
         return significant(build_deviation(times)), joined(built.samples["noise"])
-
-    def _fits(self, plan: tuple[int, int], reference: Trial, seconds: float | None) -> bool:
-        """Whether so many builds with so many rounds take no longer than the seconds."""
-        if seconds is None or not reference.samples.wall_ms:
-            return True
-        builds, rounds = plan
-        run_ms = reference.samples.median_ms("wall")
-        turn = Turn.lasting(run_ms)
-        round_s = (max(1, turn.warmup) + turn.runs) * run_ms / 1e3
-        return builds * (reference.build_seconds + (MOST_RUNS + rounds) * round_s) <= seconds
 
     def compare(
         self,
@@ -312,6 +307,11 @@ class Bench:
         clock = found.clock(self.clock)
         present = {role: each for role, each in ids.items() if each in found.samples}
         predicted = {role: ratio.predicted for role, ratio in ratios.items()}
+        profiles = []
+        for number, load in enumerate(self.loads if len(self.loads) > 1 else ()):
+            own = found.estimates(reference, clock, times, number)
+            at_load = {role: own[each].predicted for role, each in present.items()}
+            profiles.append(ProfileLatency(name=load.name, share=load.share, ratios=at_load))
         return LatencyEvidence(
             clock=clock,
             samples={role: joined(found.samples[each]) for role, each in present.items()},
@@ -319,7 +319,7 @@ class Bench:
             tested=_tests(ratios),
             speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,
             builds=len(found.samples[reference]),
-            profiles=profile_latencies(self.loads, found, present, clock, times),
+            profiles=tuple(profiles),
             drift=drift([build.on(clock) for build in found.builds]),
             failures={role: broken[each] for role, each in ids.items() if each in broken},
         )

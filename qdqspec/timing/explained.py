@@ -350,8 +350,31 @@ def layer_changes(
     model's: lower values list more noise.
     """
     least_ms = least_share * (math.fsum(layer.milliseconds for layer in before) or 1.0)
-    changes = (_change(old, new, varies, least_ms) for old, new in kernel_groups(before, after, _keys))
-    return tuple(sorted(filter(None, changes), key=lambda c: -abs(c.after_ms - c.before_ms)))
+    changes = []
+    for sides in kernel_groups(before, after, _keys):
+        before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in sides)
+        fusions = [Counter(frozenset(_keys(layer)) for layer in side) for side in sides]
+        precisions = [
+            {key: (k.integer, k.precision) for k in side if k.nodes for key in _keys(k)} for side in sides
+        ]
+        differs: dict[LayerChangeKind, bool] = {
+            "fusion": fusions[0] != fusions[1],
+            "precision": precisions[0] != precisions[1],
+            "time": abs(after_ms - before_ms) > max(least_ms, varies * before_ms),
+        }
+        every = list(itertools.chain.from_iterable(sides))
+        texts = [tuple(map(_text, side)) for side in sides]
+        change = LayerChange(
+            nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
+            tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
+            kinds=tuple(kind for kind, is_so in differs.items() if is_so),
+            before=texts[0],
+            after=texts[1],
+            before_ms=before_ms,
+            after_ms=after_ms,
+        )
+        changes += [change] if change.kinds else []
+    return tuple(sorted(changes, key=lambda c: -abs(c.after_ms - c.before_ms)))
 
 
 def kernel_groups(
@@ -372,36 +395,6 @@ def _keys(layer: LayerTime) -> list[_Key]:
     if layer.nodes:
         return [("node", node) for node in layer.nodes]
     return [("tensor", tensor) for tensor in layer.tensors] or [("tensor", layer.name)]
-
-
-def _change(old: list[LayerTime], new: list[LayerTime], varies: float, least_ms: float) -> LayerChange | None:
-    before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in (old, new))
-    differs: dict[LayerChangeKind, bool] = {
-        "fusion": _fusion(old) != _fusion(new),
-        "precision": _precision(old) != _precision(new),
-        "time": abs(after_ms - before_ms) > max(least_ms, varies * before_ms),
-    }
-    if not any(differs.values()):
-        return None
-    every = (*old, *new)
-    return LayerChange(
-        nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
-        tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
-        kinds=tuple(kind for kind, is_so in differs.items() if is_so),
-        before=tuple(map(_text, old)),
-        after=tuple(map(_text, new)),
-        before_ms=before_ms,
-        after_ms=after_ms,
-    )
-
-
-def _fusion(layers: list[LayerTime]) -> Counter[frozenset[_Key]]:
-    return Counter(frozenset(_keys(layer)) for layer in layers)
-
-
-def _precision(layers: list[LayerTime]) -> dict[_Key, tuple[bool, str]]:
-    """Whether each node is computed in integers, and the precision that the runtime reports."""
-    return {key: (layer.integer, layer.precision) for layer in layers for key in _keys(layer) if layer.nodes}
 
 
 def _text(layer: LayerTime) -> str:

@@ -45,7 +45,15 @@ class _Waiting:
         try:
             self._lock.acquire(timeout=patience)
         except Timeout:
-            self._tell(what)
+            if self.path not in _REPORTED:
+                _REPORTED.add(self.path)
+                owner = "another process"
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+                    note = json.loads(self._note.read_text(encoding="utf-8"))
+                    owner = (
+                        f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
+                    )
+                self._report(f"waits for {what} ({owner})")
             self._lock.acquire()
         if self._lock.lock_counter == 1:
             since = datetime.now(UTC).astimezone()
@@ -60,17 +68,6 @@ class _Waiting:
             with contextlib.suppress(OSError):
                 self._note.unlink()
         self._lock.release()
-
-    def _tell(self, what: str) -> None:
-        """Report the wait, once for each lock."""
-        if self.path in _REPORTED:
-            return
-        _REPORTED.add(self.path)
-        owner = "another process"
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            owner = f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
-        self._report(f"waits for {what} ({owner})")
 
 
 class RunLock:

@@ -1,4 +1,6 @@
-"""Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
+"""How engines are timed: races of two open engines, the turns of one, and several shape profiles as one.
+
+Races are sequential Wilcoxon signed-rank tests on interleaved runs.
 
 Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; interleaved, in a
 few per cent. So a challenger is timed in pairs with the incumbent, in random order inside each pair. It wins after 6,
@@ -10,12 +12,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from qdqspec._core.arrays import Floats
+from qdqspec._core.arrays import Array, Floats
 from qdqspec.backends.base import Engine
 from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
@@ -35,6 +39,7 @@ def race(
     looks: Sequence[int] = (6, 12, 24, 48),
     far_slower: float = 1.15,
     futile: float = 0.85,
+    alpha: float = 0.02,
 ) -> tuple[Race, Samples, Samples]:
     """Test whether a warm challenger takes less than ``1 - eps`` times the incumbent's time.
 
@@ -45,6 +50,7 @@ def race(
     - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
     - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``: at 95 % half of the pairs are
       spent on challengers as fast as the incumbent, and wins are as frequent (docs/decisions/0007).
+    - ``alpha`` is the error of each look, one-sided: with it six pairs of one sign are the first that can decide.
     """
     engines, samples = (challenger, incumbent), [Samples(), Samples()]
     turn = Turn.lasting(max(engine.time(1).median_ms(clock) for engine in engines))
@@ -56,11 +62,25 @@ def race(
         is_far_slower = pairs == 3 and math.exp(np.median(differences)) > far_slower
         bounds = _interval(differences, futile) if pairs > looks[0] else None
         is_futile = bounds is not None and bounds.low > 1 - eps  # the rank test excludes a significant gain
-        if is_far_slower or is_futile or pairs in looks:
-            outcome = _outcome(opponent, differences, eps, is_far_slower)
-            is_last = pairs == looks[-1] or pairs not in looks
-            if is_last or outcome.verdict != "no difference":
-                return outcome, samples[0], samples[1]
+        if not (is_far_slower or is_futile or pairs in looks):
+            continue
+        ratio, p_value = math.exp(np.median(differences)), wilcoxon_p(differences)
+        is_proved = p_value / 2 < alpha  # one-sided: the ratio gives the direction
+        verdict: Literal["faster", "slower", "no difference"] = "no difference"
+        if is_proved and ratio < 1 - eps:
+            verdict = "faster"
+        elif is_far_slower or (is_proved and ratio > 1 + eps):
+            verdict = "slower"
+        if verdict != "no difference" or pairs == looks[-1] or pairs not in looks:
+            outcome = Race(
+                opponent=opponent,
+                ratio=ratio,
+                p_value=p_value,
+                pairs=pairs,
+                verdict=verdict,
+                interval=_interval(differences),
+            )
+            return outcome, samples[0], samples[1]
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
@@ -72,26 +92,6 @@ def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Cl
         pairs=first.pairs + second.pairs,
         verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
         interval=_interval(log_ratios(ours.on(clock), theirs.on(clock))),
-    )
-
-
-def _outcome(
-    opponent: str, differences: Floats, eps: float, is_far_slower: bool, alpha: float = 0.02
-) -> Race:
-    """The outcome of a race that ended with these logarithms of ratios.
-
-    ``alpha`` is the error of each look, one-sided: with it six pairs of one sign are the first that can decide.
-    """
-    ratio, p_value = math.exp(np.median(differences)), wilcoxon_p(differences)
-    proved = p_value / 2 < alpha  # one-sided: the ratio gives the direction
-    faster, slower = proved and ratio < 1 - eps, is_far_slower or (proved and ratio > 1 + eps)
-    return Race(
-        opponent=opponent,
-        ratio=ratio,
-        p_value=p_value,
-        pairs=len(differences),
-        verdict="faster" if faster else "slower" if slower else "no difference",
-        interval=_interval(differences),
     )
 
 
@@ -207,3 +207,112 @@ def _with_first(sample: Samples, first: Samples) -> Samples:
     """A sample with the first run of its turn, at each profile too."""
     profiles = tuple(map(_with_first, sample.profiles, first.profiles))
     return replace(sample, profiles=profiles, first=first)
+
+
+# ---- several shape profiles as one --------------------------------------------------------------
+
+# The objective is the weighted geometric mean of the ratios to the reference, one ratio per profile, which equals the
+# ratio of weighted geometric means of times: so one sample of such an engine combines a run at every profile. Races,
+# intervals and gates are independent of profiles; the samples of each profile are kept in addition.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The inputs for timing at one shape profile. Shares of all profiles add up to one."""
+
+    feeds: Mapping[str, Array]
+    name: str = ""  # its shapes, as text
+    share: float = 1.0
+
+
+def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
+    """Bind the inputs of an engine; returns an engine that times all profiles. Closes it on failure."""
+    try:
+        engine.bind(loads[0].feeds)
+        for profile, load in enumerate(loads[1:], 1):
+            engine.bind(load.feeds, profile=profile)
+    except BaseException:
+        engine.close()
+        raise
+    return engine if len(loads) == 1 else AllProfiles(engine, tuple(load.share for load in loads))
+
+
+class AllProfiles:
+    """An engine timed at all its profiles in turn, with the interface of one. The inputs must already be bound."""
+
+    def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
+        self.graph_hash = engine.graph_hash
+        self.pid: int = getattr(engine, "pid", 0)  # its process, if it has one
+        self._engine = engine
+        self._shares = tuple(shares)
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes that the engine holds on its device, and that are free there; ``None`` without a device."""
+        found: tuple[int, int] | None = getattr(self._engine, "device_memory", lambda: None)()
+        return found
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once, at the profile that accepts these inputs."""
+        return self._engine.run(feeds)
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Set the inputs of one profile again."""
+        self._engine.bind(feeds, profile=profile)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
+        """Time every profile; a sample is the weighted geometric mean of one run at each."""
+        parts = [self._engine.time(runs, warmup, profile=number) for number, _ in enumerate(self._shares)]
+        return as_one(parts, self._shares)
+
+    def time_after_another(self, runs: int, warmup: int) -> Samples:
+        """Like `time`, of runs after another model at every profile."""
+        profiles = range(len(self._shares))
+        parts = [time_after_another(self._engine, runs, warmup, profile=number) for number in profiles]
+        return as_one(parts, self._shares)
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
+        """Layers with their shares of the objective."""
+        parts = [self._engine.layers(runs, profile=number) for number, _ in enumerate(self._shares)]
+        return merged_layers(parts, self._shares)
+
+    def close(self) -> None:
+        """Close the engine; closing twice is harmless."""
+        self._engine.close()
+
+
+def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
+    """Combine samples of the profiles, run by run; those of each profile are kept in ``profiles``."""
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    wall = _means([part.wall_ms for part in parts], shares)
+    cpu = _means([part.cpu_ms for part in parts], shares) if all(part.cpu_ms for part in parts) else ()
+    return Samples(wall_ms=wall, cpu_ms=cpu, notes=notes, profiles=tuple(parts))
+
+
+def merged_layers(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> tuple[LayerTime, ...]:
+    """Combine layers of the profiles; a layer's time is its weight in the objective.
+
+    A small change of a layer's time changes the logarithm of the objective by its share of its profile's total, times
+    the profile's share. Layers with equal names and nodes are added up; the total is the mean of the totals.
+    """
+    wholes = [math.fsum(layer.milliseconds for layer in part) for part in parts]
+    if not all(wholes):
+        return parts[0]
+    (scale,) = _means([(whole,) for whole in wholes], shares)
+    found: dict[tuple[object, ...], LayerTime] = {}
+    for part, whole, share in zip(parts, wholes, shares, strict=True):
+        seen: Counter[LayerTime] = Counter()  # two kernels may belong to one node
+        for layer in part:
+            kernel = replace(layer, name="", milliseconds=0.0, place="")
+            seen[kernel] += 1
+            known = found.get((kernel, seen[kernel]), replace(layer, milliseconds=0.0))
+            milliseconds = known.milliseconds + layer.milliseconds / whole * share * scale
+            found[kernel, seen[kernel]] = replace(known, milliseconds=milliseconds)
+    return tuple(found.values())
+
+
+def _means(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> tuple[float, ...]:
+    """The weighted geometric mean of each row."""
+    return tuple(
+        math.exp(math.fsum(share * math.log(value) for share, value in zip(shares, row, strict=True)))
+        for row in zip(*columns, strict=True)
+    )

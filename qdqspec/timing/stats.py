@@ -1,4 +1,4 @@
-"""Statistics of paired timings, and the model by which ratios of fresh builds are estimated. Pure.
+"""Statistics of timings: tests of pairs, ratios of fresh builds, and changes between two runs. Pure.
 
 scipy takes up to a second to import, so the functions that call it import it (docs/decisions/0005).
 """
@@ -10,25 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from statistics import NormalDist
 from threading import Thread
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.types import Interval, RatioTest
+from qdqspec.types import Clock, Interval, LatencyEvidence, RatioTest, Samples, TimeChange
 
 Deviation: TypeAlias = tuple[float, int]  # a standard deviation of logarithms, with its degrees of freedom
 Variance: TypeAlias = tuple[float, float]  # a variance of logarithms, with its degrees of freedom
 
 FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
-# The standard deviation between builds of one model, the root mean square over 79 measurements of five builds each of
-# 12 models, and the degrees of freedom that it counts for (docs/decisions/0007).
-USUAL_BUILDS = 0.015, 2
-ENOUGH_FREEDOM = 4  # of five builds, whose deviation is used as it is
 # The standard deviation of a log ratio between times, and its degrees of freedom, before anything is known of a
 # machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0006).
 USUAL_TIMES = 0.008, 6
+UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
 
 
 def preload_scipy() -> None:
@@ -106,21 +104,25 @@ def pooled_deviation(groups: Sequence[Sequence[float] | Floats]) -> Deviation:
     return math.sqrt(sum(len(group) * float(np.var(group)) for group in groups) / freedom), freedom
 
 
-def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
+def build_deviation(
+    builds: Sequence[Sequence[float]] | Floats, *, usual: Deviation = (0.015, 2), enough_freedom: int = 4
+) -> float:
     """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
 
     Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the same
     round. The part from runs that averaging leaves is estimated from their variation about each build's level, and
-    subtracted (Eisenhart 1947). Fewer than five builds often agree by chance: their variance is combined with
-    `USUAL_BUILDS` (Smyth 2004).
+    subtracted (Eisenhart 1947). Fewer builds than give ``enough_freedom`` often agree by chance: their variance is
+    combined with the ``usual`` one (Smyth 2004), the root mean square over 79 measurements of five builds each of 12
+    models, and the degrees of freedom that it counts for (docs/decisions/0007). More of either makes few builds count
+    less.
     """
     logs = np.log(np.asarray(builds, dtype=np.float64))
     apart = logs - logs.mean(axis=0)
     # Each build contributes to the rounds' means, which reduces the deviation of its runs from them.
     deviation, freedom = _deviation_without_runs([list(apart)], 1 / (1 - 1 / len(apart)))
-    if freedom >= ENOUGH_FREEDOM:
+    if freedom >= enough_freedom:
         return deviation
-    return math.sqrt(_with_usual((deviation, freedom), USUAL_BUILDS)[0])
+    return math.sqrt(_with_usual((deviation, freedom), usual)[0])
 
 
 def time_deviation(series: Sequence[Sequence[Floats]]) -> Deviation:
@@ -268,3 +270,123 @@ def drift(builds: Sequence[Sequence[float]]) -> float:
     if not third:
         return 0.0
     return float(np.exp(np.median(rounds[-third:]) - np.median(rounds[:third])) - 1)
+
+
+# ---- changes between two runs -------------------------------------------------------------------
+
+# Builds of one model differ by one or two per cent, so that a thousand runs of one build prove nothing, and the mean of
+# few builds is moved by one outlier: Welch's test over builds, and a rank test over rounds.
+
+Builds: TypeAlias = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTimes:
+    """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
+
+    With a ``reference`` the ratio tuned / reference is compared, and position ``i`` of every sequence belongs to one
+    round; without one, the times themselves, run by run. ``beside`` are other models of the run, used only to estimate
+    the variation between builds.
+    """
+
+    tuned: Builds
+    reference: Builds = ()
+    beside: tuple[Builds, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the reference itself is the selected model: the ratio is exactly one."""
+        return self.tuned == self.reference
+
+
+def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
+    """The samples of tuned and reference by build: between both conditions of the caches, or only of runs in a row."""
+    clock, builds = latency.clock, latency.builds
+    samples = [latency.samples[role] for role in ("tuned", "reference")]
+    tuned, reference = (
+        _apart(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
+    )
+    return BuildTimes(tuned=tuned, reference=reference)
+
+
+def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
+    """Split joined samples by build."""
+    return _apart(samples.on(clock), builds)
+
+
+def _apart(values: tuple[float, ...], builds: int) -> Builds:
+    """One build if they do not divide evenly."""
+    count = builds if builds > 0 and len(values) % builds == 0 else 1
+    length = len(values) // count
+    return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
+
+
+def ratio_interval(times: BuildTimes) -> Interval:
+    """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
+    level = _level(times)
+    return ratio_around(level.center, student_half_width(level.variance))
+
+
+def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
+    """The change of the ratio (without references: of the time), now over before.
+
+    The interval is Welch's (1947). The rank test is that of Mann and Whitney (1947) on the logarithms of each round,
+    its bounds those of Hodges and Lehmann (1963).
+    """
+    from scipy.stats import mannwhitneyu
+
+    ours, theirs = _level(now), _level(before)
+    references = [times.reference for times in (now, before) if times.reference]
+    middles = [float(np.median(np.concatenate(builds))) for builds in references]
+    return TimeChange(
+        builds=ratio_around(ours.center - theirs.center, student_half_width(ours.variance, theirs.variance)),
+        ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
+        p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
+        reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
+    )
+
+
+def shift_bounds(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = 0.01
+) -> Interval:
+    """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
+
+    ``alpha`` is the error on each side: a larger one finds smaller changes, and more that are none. Samples too small
+    to reject anything have infinite bounds.
+    """
+    differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
+    pairs = len(differences)
+    deviation = math.sqrt(pairs * (len(ours) + len(theirs) + 1) / 12)
+    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - alpha) * deviation)
+    known = needed <= pairs
+    return Interval(
+        median=float(np.median(differences)),
+        low=float(differences[pairs - needed]) if known else -math.inf,
+        high=float(differences[needed - 1]) if known else math.inf,
+    )
+
+
+class _Level(NamedTuple):
+    """One run in logarithms: its value, the variance of that, and the values to rank."""
+
+    center: float
+    variance: Variance
+    rounds: Floats
+
+
+def _level(times: BuildTimes) -> _Level:
+    logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
+    if times.alone:
+        return _Level(0.0, (0.0, math.inf), np.zeros(logs[0].shape[1]))
+    if times.reference:
+        rounds = np.concatenate(logs).mean(axis=0)
+        logs = [group - rounds for group in logs]
+    levels = [[trimmed_mean(build) for build in group] for group in logs]
+    beside = [[trimmed_mean(np.log(build)) for build in builds] for builds in times.beside]
+    deviation, freedom = pooled_deviation([*levels, *beside])
+    if not freedom:
+        deviation = UNKNOWN_DEVIATION
+    variance = deviation**2 * sum(1 / len(group) for group in levels)
+    ranked = logs[0].mean(axis=0) - logs[1].mean(axis=0) if times.reference else logs[0].ravel()
+    center = float(np.mean(levels[0])) - (float(np.mean(levels[1])) if times.reference else 0.0)
+    return _Level(center, (variance, freedom or math.inf), ranked)

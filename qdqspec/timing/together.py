@@ -163,36 +163,28 @@ class FreshBuilds:
         ``is_settled``. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit
         ``beside`` the open ones, or if one fails for lack of memory.
         """
-        result = Together()
-        with ExitStack() as opened:
-            engines = self._open_all(groups, beside, result, opened)
-            with self.exclusive():
-                self._take_turns(engines, rounds, result, is_settled)
-        return result
-
-    def _open_all(
-        self, groups: Openers, beside: Sequence[Engine], result: Together, opened: ExitStack
-    ) -> dict[tuple[str, int], Engine]:
-        """The engines by group and number, those of failed groups too; ``opened`` closes them."""
-        engines: dict[tuple[str, int], Engine] = {}
+        result, engines = Together(), dict[tuple[str, int], Engine]()  # engines of failed groups too
         left = sum(map(len, groups.values()))
 
         def require_memory(more: int) -> None:
             if more and not self.memory([*beside, *engines.values()], more):
                 raise MemoryShortError
 
-        require_memory(left)
-        for name, openers in self._reporting(groups).items():
-            left -= len(openers)
-            try:
-                for number, engine in enumerate(self._built(openers, opened)):
-                    engines[name, number] = engine
-                    require_memory(left + len(openers) - number - 1)
-            except (BackendError, PlacementError) as error:
-                _fail(result, name, error)
-            else:
-                result.samples[name] = [Samples()] * len(openers)
-        return engines
+        with ExitStack() as opened:
+            require_memory(left)
+            for name, openers in self._reporting(groups).items():
+                left -= len(openers)
+                try:
+                    for number, engine in enumerate(self._built(openers, opened)):
+                        engines[name, number] = engine
+                        require_memory(left + len(openers) - number - 1)
+                except (BackendError, PlacementError) as error:
+                    _fail(result, name, error)
+                else:
+                    result.samples[name] = [Samples()] * len(openers)
+            with self.exclusive():
+                self._take_turns(engines, rounds, result, is_settled)
+        return result
 
     def _reporting(self, groups: Openers) -> Openers:
         """The same openers, each of which reports its position among all."""

@@ -20,7 +20,7 @@ from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, SearchLimits, Site, Trial
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}

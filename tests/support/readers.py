@@ -45,7 +45,7 @@ from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
-from qdqspec.timing.change import BuildTimes, change_between
+from qdqspec.timing.stats import BuildTimes, change_between
 from qdqspec.types import Consumer, Interval, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from qdqspec.search.energy import Energy
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle
-from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, Trial
+from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, SearchLimits, Trial
 
 
 def residual_space(*formats: str) -> SchemeSpace:
@@ -71,6 +71,14 @@ def all_placements(space: SchemeSpace) -> list[Placement]:
     return [space.resolve(dict(zip(space.by_id, labels, strict=True))) for labels in choices]
 
 
+def distance(
+    trials: Sequence[Trial], oracle: Oracle, admits: Callable[[Placement], bool] = lambda _: True
+) -> float:
+    """The true time of the last winner over that of the best of all admitted placements of a small space."""
+    winner = [trial.placement for trial in trials if trial.incumbent][-1]
+    return oracle.cost(winner) / min(oracle.cost(p) for p in all_placements(oracle.space) if admits(p))
+
+
 def all_labellings(energy: Energy) -> list[Codes]:
     """All labellings of the blocks of a small space."""
     choices = itertools.product(*(block.codes for block in energy.blocks))
@@ -87,6 +95,12 @@ def drawn_noise(energy: Energy, seed: int) -> Floats:
 def separate_noise(powers: dict[tuple[str, str], float]) -> LabelNoise:
     """Noise whose parts belong to one label each."""
     return LabelNoise(tuple(powers.values()), {key: (number,) for number, key in enumerate(powers)})
+
+
+def limited(least_db: float | None = None, least_score: float | None = None) -> Limits:
+    """Limits of the SQNR and of a task metric, which measure nothing themselves."""
+    metric = None if least_score is None else MetricLimit(least=least_score)
+    return Limits(asked=SearchLimits(min_sqnr_db=least_db), metric=metric)
 
 
 class Additive:
@@ -161,7 +175,7 @@ class ScoringDevice(Device):
         super().__init__(space, seed, truth, None)
         self.least_score, self.score = least, score
         self.scored: list[Placement] = []
-        self._limits = Limits(metric=MetricLimit(least=least))
+        self._limits = limited(least_score=least)
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""

@@ -20,7 +20,7 @@ from qdqspec.app.preparation.timing import BUILDS, ROUNDS, clock_for
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
-from qdqspec.timing.profiles import attach
+from qdqspec.timing.race import attach
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import FreshBuilds, Together, joined
 from qdqspec.types import NO_PAIRS, Clock, Placement, Progress, RuntimeComparison, RuntimeModel

@@ -18,7 +18,7 @@ from qdqspec.graph.ops import has_floats
 from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 
 if TYPE_CHECKING:

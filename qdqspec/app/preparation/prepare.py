@@ -77,7 +77,7 @@ from qdqspec.qdq.quantize.saturation import saturations
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import format_choices
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.types import Case, DataSource, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
 
 

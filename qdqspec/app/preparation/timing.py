@@ -21,8 +21,7 @@ from qdqspec.app.preparation.resources import Resources
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import Load
-from qdqspec.timing.race import settle
+from qdqspec.timing.race import Load, settle
 from qdqspec.types import (
     FLOAT32,
     Clock,

@@ -16,7 +16,7 @@ from qdqspec._core.node_digests import changes_text
 from qdqspec._core.units import count_text, ms_text, percent_text, plain
 from qdqspec.app.report.tables import Column, Table, known, named_cases
 from qdqspec.errors import StateError
-from qdqspec.timing.change import BuildTimes, builds_of, change_between
+from qdqspec.timing.stats import BuildTimes, builds_of, change_between
 from qdqspec.types import Evidence, Interval, LatencyEvidence, RunRecord, TimeChange
 
 SpeedWord: TypeAlias = Literal["faster", "same", "slower", "not timed"]

@@ -37,7 +37,7 @@ from qdqspec.checks.baselines import (
     why_incomparable,
 )
 from qdqspec.errors import StateError
-from qdqspec.timing.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.timing.stats import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 

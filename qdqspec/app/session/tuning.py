@@ -27,9 +27,9 @@ from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.graph.conversion import FLOAT16
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
+from qdqspec.search.guide import repaired
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.loop import Contest, Search
-from qdqspec.search.repair import repaired
 from qdqspec.timing.bench import CONFIRM_BUILDS, Bench, DriftMonitor
 from qdqspec.timing.stats import preload_scipy
 from qdqspec.types import GIVEN, TIMED_TRIALS, TRIALS, AccuracyRules, Placement, SearchResult, TuneRules
@@ -129,8 +129,7 @@ class Tuning(Closing):
                 trials_per_region=rules.trials_per_region,
                 validate_groups=rules.validate_groups,
                 seeds=tuple(dict.fromkeys(start for start in warm_starts(prepared) if start.sites)),
-                min_sqnr_db=limits.min_sqnr_db,
-                min_accuracy=limits.min_accuracy,
+                limits=limits,
                 pareto=rules.objective == "pareto",
                 fused=prepared.fused,
                 accuracy=self.oracle,

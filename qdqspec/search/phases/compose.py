@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qdqspec.search.base import profiled
-from qdqspec.search.stepwise import Steps
+from qdqspec.search.base import Steps, profiled
 from qdqspec.types import Placement
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
 
-SHARES = (
-    0.0,
-    0.5,
-    1.0,
-    2.0,
-)  # weights of conversions: more help where the times of conversions are estimated badly
 
+def compose(search: Attribution, shares: Sequence[float] = (0.0, 0.5, 1.0, 2.0)) -> Steps[None]:
+    """Build a composition with each weight of conversions, learn their profiles, and repeat while one saves enough.
 
-def compose(search: Attribution) -> Steps[None]:
-    """Build a composition with each weight of conversions, learn their profiles, and repeat while one saves enough."""
+    ``shares`` are the weights: more help where the times of conversions are estimated badly.
+    """
+    energy, guide = search.energy, search.guide
+
+    def composed(share: float) -> Placement | None:
+        """The placement of least energy that is expected to meet the limits; ``None`` if there is none."""
+        if energy.noise is None or guide.limits.aim_db is None:
+            return energy.placed(energy.minimize(share))
+        return guide.within_limits(
+            lambda least_db: guide.meet(least_db, lambda most: energy.placed(energy.within(most, share)))
+        )
+
     while True:
-        composed = filter(None, (search.composed(share) for share in SHARES))
+        best_ms = energy.predict(energy.codes_of(search.incumbent.placement))
         proposed = [
-            each for each in composed if _saves_enough(search, each) and search.is_worth_building(each)
+            placement
+            for placement in filter(None, map(composed, shares))
+            if energy.predict(energy.codes_of(placement)) <= (1 - search.least_gain) * best_ms
+            and search.is_worth_building(placement)
         ]
-        trials = yield [profiled(each, "compose") for each in proposed]
+        trials = yield [profiled(placement, "compose") for placement in proposed]
         if not trials:
             return
-
-
-def _saves_enough(search: Attribution, placement: Placement) -> bool:
-    """Whether the energy of a composition is below that of the incumbent by the share `Attribution.least_gain`."""
-    energy, best = search.energy, search.incumbent.placement
-    ours, theirs = (energy.predict(energy.codes_of(each)) for each in (placement, best))
-    return ours <= (1 - search.least_gain) * theirs

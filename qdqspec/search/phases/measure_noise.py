@@ -10,28 +10,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqspec.accuracy.compare import power_of
-from qdqspec.search.base import Proposal, profiled
+from qdqspec.search.base import Proposal, Steps, profiled
 from qdqspec.search.blocks import FP, block_labels
-from qdqspec.search.energy import Energy
-from qdqspec.search.stepwise import Steps
 from qdqspec.types import Label, Placement, format_of, kind_of
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
 
 
-def measure_noise(search: Attribution) -> Steps[None]:
-    """Give the search the noise of each block; for a front, build the fastest labellings for 12 prices of noise."""
-    is_due = search.setup.pareto or search.is_exceeded
-    if not is_due or search.energy.noise is not None:
+def measure_noise(search: Attribution, prices: int = 12) -> Steps[None]:
+    """Give the search the noise of each block; for a front, build the labellings of least energy at rising prices.
+
+    These are the convex part of the front of time and noise. More ``prices`` of noise give a front with more points,
+    and more builds.
+    """
+    energy, is_front = search.energy, search.setup.pareto
+    if not (is_front or search.is_exceeded) or energy.noise is not None:
         return
     everything = search.space.resolve(search.space.everything())
     if not search.guide.has_noise and search.guide.predicted_db(everything) is None:
         noise = yield from _built_noise(search)
         search.guide.predict_by(noise, search.trials)
-    search.energy.noise = search.guide.block_noise(search.energy.blocks)
-    if search.setup.pareto and search.energy.noise is not None:
-        yield [profiled(placement, "trade") for placement in _priced(search.energy)]
+    energy.noise = search.guide.block_noise(energy.blocks)
+    if is_front and energy.noise is not None:
+        largest = float(energy.noise.max(axis=1, initial=0.0).sum())
+        rate = float(energy.times[:, FP].sum()) / max(largest, 1e-12)
+        codes = [energy.minimize(price=rate * 10**each) for each in np.linspace(-2, 4, prices)]
+        yield [profiled(energy.placed(each), "trade") for each in codes]
 
 
 def _built_noise(search: Attribution) -> Steps[dict[tuple[str, Label], float]]:
@@ -54,14 +59,3 @@ def _built_noise(search: Attribution) -> Steps[dict[tuple[str, Label], float]]:
         for label in (*space.by_id[unit].labels[1:], *space.by_id[unit].halves)
         if (block.index, format_of(label)) in alone
     }
-
-
-def _priced(energy: Energy, prices: int = 12) -> list[Placement]:
-    """The labellings of least energy at rising prices of noise: the convex part of the front of time and noise.
-
-    More ``prices`` give a front with more points, and more builds.
-    """
-    assert energy.noise is not None
-    largest = float(energy.noise.max(axis=1, initial=0.0).sum())
-    rate = float(energy.times[:, FP].sum()) / max(largest, 1e-12)
-    return [energy.placed(energy.minimize(price=rate * 10**each)) for each in np.linspace(-2, 4, prices)]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqspec.search.base import Proposal
+from qdqspec.search.base import Proposal, Steps
 from qdqspec.search.blocks import pure_labels
-from qdqspec.search.stepwise import Steps
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
@@ -25,9 +24,7 @@ def uniform(search: Attribution, *, least_db: float = -100.0) -> Steps[None]:
         return  # each other build has told more than these would
     placements = [each for each in map(search.space.resolve, pure_labels(search.space)) if each.sites]
     if placements:
-        search.guide.keeps_metric(
-            placements[0]
-        )  # a rehearsal tells whether the limit of the metric is binding
+        search.guide.keeps_metric(placements[0])  # shows whether the limit of the metric is binding
     if search.guide.is_limited:
         placements = [each for each in placements if search.guide.admits(each, least_db)]
     yield [Proposal(placement=each, phase="pure", profile=True, informs=True) for each in placements]

@@ -10,9 +10,8 @@ import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import UnitBlock, labels_of, tie, uniform_codes
-from qdqspec.search.stepwise import Steps, Stepwise
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise
 from qdqspec.search.blocks import block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches
-from qdqspec.search.stepwise import Steps, Stepwise
 from qdqspec.types import EXACT_DB, Trial
 
 

@@ -6,17 +6,17 @@ far, no placement is built twice, and a pattern that keeps losing is abandoned.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches
-from qdqspec.search.stepwise import Steps, Stepwise
 from qdqspec.types import Trial
 
 Scheme: TypeAlias = tuple[int, ...]  # a code for each block of a pattern
@@ -59,18 +59,15 @@ class RegionSearch(Stepwise):
             pattern: math.fsum(self.spent[name] for block in blocks for name in block.units)
             for pattern, blocks in groups.items()
         }
-        left = math.fsum(spent.values())
+        left, given = math.fsum(spent.values()), self.setup.trials_per_region
         for pattern in sorted(groups, key=lambda pattern: -spent[pattern]):  # stable: ties in graph order
-            budget = self._budget(spent[pattern] / left if left > 0 else 1.0)
+            # schemes for this pattern: given, or the preset's and at most its share of the trials left
+            rest = max(0, self.setup.trials - len(self._asked))
+            share = min(1.0, spent[pattern] / left) if left > 0 else 1.0
+            usual = min(SCHEMES[self.setup.preset], math.ceil(rest * share))
+            budget = usual if given is None else min(given, rest)
             best = yield from self._pattern(groups[pattern], best, budget)
             left -= spent[pattern]
-
-    def _budget(self, share: float) -> int:
-        """The number of schemes for the next pattern: given, or the preset's and at most its share of trials left."""
-        rest = max(0, self.setup.trials - len(self._asked))
-        if self.setup.trials_per_region is not None:
-            return min(self.setup.trials_per_region, rest)
-        return min(SCHEMES[self.setup.preset], math.ceil(rest * min(1.0, share)))
 
     def _pattern(self, blocks: Sequence[UnitBlock], best: Labels, budget: int) -> Steps[Labels]:
         """Try schemes of one pattern in addition to the winner so far; returns the new winner."""
@@ -79,9 +76,14 @@ class RegionSearch(Stepwise):
         rest = {unit: label for unit, label in best.items() if not any(unit in b.units for b in blocks)}
         patience = max(self.least_patience, math.ceil(self.patience * budget))
         built = losses = 0
-        for scheme in self._schemes(blocks, held, measured, 20 * budget):
+        seen = {held}
+        drawn = (self._drawn(blocks, held, measured) for _ in range(20 * budget))
+        for scheme in itertools.chain(uniform_codes(self.space, blocks), drawn):
+            if scheme in seen:
+                continue
             if built == budget or losses == patience:
                 break
+            seen.add(scheme)
             placement = self.space.resolve({**rest, **labels_of(self.space, blocks, scheme)})
             if not self.is_worth_building(placement):
                 continue
@@ -94,19 +96,8 @@ class RegionSearch(Stepwise):
                 measured[scheme] = trial.ratio
         return best
 
-    def _schemes(
-        self, blocks: Sequence[UnitBlock], held: Scheme, measured: Mapping[Scheme, float], draws: int
-    ) -> Iterator[Scheme]:
-        """Uniform schemes first, then so many drawn ones; each once. ``measured`` grows while this runs."""
-        seen = {held}
-        drawn = (self._drawn(blocks, held, measured) for _ in range(draws))
-        for schemes in (uniform_codes(self.space, blocks), drawn):
-            for scheme in schemes:
-                if scheme not in seen:
-                    seen.add(scheme)
-                    yield scheme
-
     def _drawn(self, blocks: Sequence[UnitBlock], held: Scheme, measured: Mapping[Scheme, float]) -> Scheme:
+        """A random scheme, or one of the best of those measured so far with some other labels."""
         random = self._random
         if random.random() < self.random_share:
             return tuple(int(random.choice(block.codes)) for block in blocks)

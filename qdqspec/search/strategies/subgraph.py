@@ -10,7 +10,7 @@ wins its race: gains of parts are not additive. The approach is that of ModelOpt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -18,13 +18,9 @@ import numpy as np
 from qdqspec.graph.ops import ANCHORS, copies_values
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Unit
-from qdqspec.search.base import Proposal, SearchSetup, profiled
+from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, classes_of, fuse, spent_by_unit
-from qdqspec.search.stepwise import Steps, Stepwise
-from qdqspec.types import HALVES, Label, LayerTime, Placement, Trial, kind_of, label_of
-
-MOST_NODES = 12  # in a group; a larger one is not extended by following operators
-
+from qdqspec.types import HALVES, LayerTime, Trial, label_of
 
 Win: TypeAlias = tuple[float, Labels]  # the expected gain of a kind of group, as a share of the whole time
 
@@ -32,7 +28,8 @@ Win: TypeAlias = tuple[float, Labels]  # the expected gain of a kind of group, a
 class SubgraphSearch(Stepwise):
     """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers.
 
-    A step adds schemes to the whole model with an expected gain of ``step`` times ``eps``: a race shows no smaller one.
+    Schemes that win alone are added to the whole model in order of their gain, as long as it wins its race. Small ones
+    are added together, until the expected gain is ``step`` times ``eps``: a race shows no smaller one.
     """
 
     step: ClassVar[float] = 2.0
@@ -48,8 +45,16 @@ class SubgraphSearch(Stepwise):
             wins += yield from self._alone(groups, share)
         wins.sort(key=lambda win: -win[0])
         raw = self.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
-        if self.setup.validate_groups:
-            yield from self._together(wins, held, raw)
+        added, gain = Labels(), 0.0
+        for number, (gained, labels) in enumerate(wins if self.setup.validate_groups else (), 1):
+            added, gain = added | labels, gain + gained
+            if gain < self.step * self.eps and number < len(wins):
+                continue
+            placement = self.space.resolve({**held, **added})
+            if self.is_worth_building(placement):
+                trials = yield [profiled(placement, "raw" if placement == raw else "validate")]
+                held = {**held, **added} if any(trial.incumbent for trial in trials) else held
+            added, gain = Labels(), 0.0
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
         yield [*last, *(profiled(placement, "pure") for placement in self.fitted_everything())]
 
@@ -71,14 +76,6 @@ class SubgraphSearch(Stepwise):
             labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
         return [(share * (1 - ratios[best]), labels)]
 
-    def _together(self, wins: Sequence[Win], held: Labels, raw: Placement) -> Steps[None]:
-        """Add the wins step by step, as long as the whole model wins its race; ``raw`` has all of them at once."""
-        for step in steps_of(wins, self.step * self.eps):
-            placement = self.space.resolve({**held, **step})
-            if self.is_worth_building(placement):
-                trials = yield [profiled(placement, "raw" if placement == raw else "validate")]
-                held = {**held, **step} if any(trial.incumbent for trial in trials) else held
-
 
 def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:
     """The schemes to try on a group, by name, in addition to all float; each once.
@@ -96,20 +93,18 @@ def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]
             "full": full,
             "inputs": {unit.id: narrow for unit in units if narrow in unit.labels},
             "core": {name: label for name, label in full.items() if space.by_id[name].op_type in ANCHORS},
-            **{half: _halved(units, full, label_of(choice.name, half)) for half in HALVES},
         }
+        for kind in HALVES:
+            half = label_of(choice.name, kind)
+            halved = {unit.id: half for unit in units if half in unit.halves}
+            # weights alone drop units without weights, activations alone keep them
+            wanted[kind] = halved if kind == "weight-only" else {**full, **halved}
         for name, labels in wanted.items():
             digest = space.resolve(labels).digest
             if digest not in seen:
                 seen.add(digest)
                 found.append((f"{choice.name} {name}".strip(), labels))
     return found
-
-
-def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
-    """All of a group without the other half: weights alone drop units without weights, activations alone keep them."""
-    halved = {unit.id: half for unit in units if half in unit.halves}
-    return halved if kind_of(half) == "weight-only" else {**full, **halved}
 
 
 def inner_ratio(trial: Trial, reference: Trial) -> float:
@@ -121,18 +116,6 @@ def inner_ratio(trial: Trial, reference: Trial) -> float:
         inner = math.fsum(layer.milliseconds for layer in layers if not layer.boundary)
         shares.append(inner / whole if whole else 0.0)
     return trial.ratio * shares[0] / shares[1] if all(shares) else trial.ratio
-
-
-def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
-    """The labels to add in one step: kinds in order of gain, small ones combined until their gain is ``least``."""
-    labels, gain = Labels(), 0.0
-    for gained, more in wins:
-        labels, gain = labels | more, gain + gained
-        if gain >= least:
-            yield labels
-            labels, gain = Labels(), 0.0
-    if labels:
-        yield labels
 
 
 # ---- groups -------------------------------------------------------------------------------------
@@ -159,8 +142,11 @@ def kinds_of(
     return sorted(shares, key=lambda kind: -kind[1])  # stable: ties in graph order
 
 
-def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock]:
-    """Units that share a kernel, each group extended by the cheap units that read it last, up to `MOST_NODES`."""
+def groups_of(space: SchemeSpace, layers: Sequence[LayerTime], most_nodes: int = 12) -> list[UnitBlock]:
+    """Units that share a kernel, each group extended by the cheap units that read it last, up to ``most_nodes``.
+
+    More nodes make fewer groups, whose parts then need no conversions between them.
+    """
     groups: list[list[Unit]] = []
     group_of: dict[str, int] = {}
     for block in fuse(space, [layers]):
@@ -169,7 +155,7 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[UnitBlock
         number = max((group_of[maker] for maker in makers if maker in group_of), default=None)
         is_cheap = not any(unit.op_type in ANCHORS for unit in units)
         joined = units if number is None else [*groups[number], *units]
-        if number is None or not is_cheap or sum(len(unit.nodes) for unit in joined) > MOST_NODES:
+        if number is None or not is_cheap or sum(len(unit.nodes) for unit in joined) > most_nodes:
             number = len(groups)
             groups.append([])
         groups[number] += units

@@ -1,36 +1,44 @@
-"""Several engines of one model at the same time."""
+"""Engines that are open at the same time, and the memory for them."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import onnx
 import pytest
 
-from qdqspec.backends.open_engines import Engines
+from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.open_engines import Engines, bytes_left, has_memory, is_memory_error
 from qdqspec.errors import BackendError
+from qdqspec.testing.backends import small_model
+from qdqspec.timing.race import AllProfiles
 
 
 class Doubling:
-    """An engine that doubles its input and notes the threads that run it."""
+    """An engine that doubles its input, and notes itself in the log of a run."""
 
-    def __init__(self, log: list[tuple[Doubling, float]], run: Callable[[float], None]) -> None:
+    def __init__(self, log: list[Doubling], run: Callable[[float], None]) -> None:
         self.log, self._run = log, run
         self.closed = False
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        value = float(feeds["x"])
         if self.closed:
             raise BackendError("the engine is closed")
-        self.log.append((self, value))
+        self.log.append(self)
         try:
-            self._run(value)
+            self._run(feeds["x"])
         except BackendError:
             self.closed = True
             raise
-        return {"y": 2 * value}
+        return {"y": 2 * feeds["x"]}
 
     def close(self) -> None:
         self.closed = True
@@ -43,9 +51,9 @@ def runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(
     most: int, run: Callable[[float], None] = lambda _: None
-) -> tuple[Engines, list[Doubling], list[tuple[Doubling, float]]]:
-    built: list[Doubling] = []
-    log: list[tuple[Doubling, float]] = []
+) -> tuple[Engines, list[Doubling], list[Doubling]]:
+    """Engines, those that were built, and those that ran."""
+    built, log = list[Doubling](), list[Doubling]()
 
     def build() -> Any:
         built.append(Doubling(log, run))
@@ -54,12 +62,10 @@ def opened(
     return Engines(build, most), built, log
 
 
-def feeds(count: int) -> Iterator[dict[str, Any]]:
-    return ({"x": float(number)} for number in range(count))
-
-
-def values(found: Iterator[Mapping[str, Any]]) -> list[float]:
-    return [outputs["y"] for outputs in found]
+def are_doubled(engines: Engines, count: int) -> bool:
+    """Whether the outputs are in the order of the inputs."""
+    found = engines.run_each({"x": float(number)} for number in range(count))
+    return [outputs["y"] for outputs in found] == [2.0 * number for number in range(count)]
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 2), (3, 0), (3, 7), (8, 2)])
@@ -67,7 +73,7 @@ def test_outputs_are_in_the_order_of_the_inputs(most: int, count: int) -> None:
     waits = iter([0.02, 0.0, 0.01, 0.0, 0.02, 0.0, 0.0])
     engines, built, _ = opened(most, lambda _: time.sleep(next(waits)))
     with engines:
-        assert values(engines.run_each(feeds(count))) == [2.0 * number for number in range(count)]
+        assert are_doubled(engines, count)
     assert len(built) <= min(most, max(count, 1))
     assert all(engine.closed for engine in built)
 
@@ -77,9 +83,9 @@ def test_runs_go_on_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=10)
     engines, built, log = opened(2, lambda _: both.wait() and None)
     with engines:
-        assert values(engines.run_each(feeds(4))) == [0.0, 2.0, 4.0, 6.0]
+        assert are_doubled(engines, 4)
     assert len(built) == 2
-    assert {engine for engine, _ in log} == set(built)
+    assert set(log) == set(built)
 
 
 def test_after_a_failed_run_all_later_ones_fail() -> None:
@@ -91,29 +97,23 @@ def test_after_a_failed_run_all_later_ones_fail() -> None:
 
     engines, _, _ = opened(2, run)
     with engines:
-        each = engines.run_each(feeds(6))
-        assert [next(each)["y"], next(each)["y"]] == [0.0, 2.0]
         with pytest.raises(BackendError, match="it crashed"):
-            next(each)
+            are_doubled(engines, 6)
         for _ in range(4):
             with pytest.raises(BackendError, match="it crashed"):
                 engines.run({"x": 0.0})
-            with pytest.raises(BackendError, match="it crashed"):
-                next(engines.run_each(feeds(2)))
 
 
 def test_an_interrupt_ends_the_runs() -> None:
     """A run ends when its engine is closed, as the end of a process ends one."""
-    begun, late = threading.Event(), list[float]()
+    begun, closed = threading.Event(), list[bool]()
 
-    def run(value: float) -> None:
+    def run(_: float) -> None:
         begun.set()
         until = time.monotonic() + 10
-        while not all(engine.closed for engine in built):
-            if time.monotonic() > until:
-                late.append(value)
-                return
+        while not (is_closed := all(engine.closed for engine in built)) and time.monotonic() < until:
             time.sleep(0.01)
+        closed.append(is_closed)
 
     def interrupted() -> Iterator[dict[str, Any]]:
         yield {"x": 1.0}
@@ -124,16 +124,141 @@ def test_an_interrupt_ends_the_runs() -> None:
     with engines, pytest.raises(KeyboardInterrupt):
         list(engines.run_each(interrupted()))
     assert begun.is_set()
-    assert not late
+    assert all(closed)
 
 
 def test_a_given_engine_has_others_beside_it_after_a_few_runs_and_stays_open() -> None:
     engines, built, log = opened(2)
     given = Doubling(log, lambda _: None)
     with Engines(engines._build, 2, given=given) as several:
-        assert values(several.run_each(feeds(8))) == [2.0 * number for number in range(8)]
+        assert are_doubled(several, 8)
         assert len(built) == 1  # of the engines that are not used here
-        assert values(several.run_each(feeds(20))) == [2.0 * number for number in range(20)]
-        assert {engine for engine, _ in log} == {given, built[-1]}
+        assert are_doubled(several, 20)
+        assert set(log) == {given, built[-1]}
     assert (given.closed, built[-1].closed) == (False, True)
     engines.close()
+
+
+# ---- memory limits that the system reports, and whether more engines fit into the free memory ---------
+
+
+MEBI = 2**20
+
+
+@dataclass
+class Process:
+    pid: int
+
+
+@dataclass
+class OnGpu:
+    """An engine on a GPU that reports its memory and the free memory, or fails."""
+
+    holds: int
+    free: int
+
+    def device_memory(self) -> tuple[int, int]:
+        if self.free < 0:
+            raise BackendError("the engine is closed")
+        return self.holds * MEBI, self.free * MEBI
+
+
+@dataclass
+class Machine:
+    """The files in which Linux reports memory."""
+
+    proc: Path
+    groups: Path
+
+    def write(self, path: str, text: str) -> None:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="ascii")
+
+    def engine(self, pid: int, *, holds: int, peak: int) -> Process:
+        self.write(
+            f"proc/{pid}/status",
+            f"Name:\tpython 3\nVmHWM:\t {peak * 1024} kB\nVmRSS:\t 9 kB\nRssAnon:\t {holds * 1024} kB\n",
+        )
+        return Process(pid)
+
+    def left(self) -> float | None:
+        left = bytes_left(self.proc, self.groups)
+        return None if left is None else left / MEBI
+
+    def fits(self, more: int, *engines: Process | OnGpu) -> bool:
+        return has_memory(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    found = Machine(tmp_path / "proc", tmp_path / "groups")
+    found.write("proc/meminfo", f"MemTotal: 99999999 kB\nMemAvailable: {8000 * 1024} kB\nHugePages_Free: 0\n")
+    return found
+
+
+@pytest.mark.parametrize("folder", ["", "user/", "user/job/"], ids=["of all", "around", "own"])
+def test_the_lowest_limit_of_all_groups_applies(machine: Machine, folder: str) -> None:
+    assert machine.left() == 8000
+    machine.write("proc/self/cgroup", "0::/user/job\n")
+    machine.write(f"groups/{folder}memory.max", "max\n")
+    machine.write(f"groups/{folder}memory.current", f"{4000 * MEBI}\n")
+    assert machine.left() == 8000
+    machine.write(f"groups/{folder}memory.max", f"{5000 * MEBI}\n")
+    assert machine.left() == 1000
+    machine.write(f"groups/{folder}memory.stat", f"anon 5\nfile 7\ninactive_file {300 * MEBI}\n")
+    assert machine.left() == 1300
+
+
+def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machine) -> None:
+    """Each engine needs its memory after the build, and one at a time that of the build. A tenth stays free."""
+    small = machine.engine(7, holds=100, peak=100)
+    large = machine.engine(8, holds=1000, peak=2200)
+    assert machine.fits(72, small)
+    assert not machine.fits(73, small)
+    assert machine.fits(6, small, large)
+    assert not machine.fits(7, small, large)
+
+
+def test_engines_of_unknown_size_fit(machine: Machine) -> None:
+    assert machine.fits(1000)
+    assert machine.fits(100, OnGpu(1000, -1))
+    assert machine.fits(1000, Process(0), Process(12345))
+    assert has_memory([], 1000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports memory of processes")
+def test_an_isolated_engine_reports_its_memory(tmp_path: Path) -> None:
+    model = small_model()
+    onnx.save(model, tmp_path / "model.onnx")
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    with Isolated("onnxruntime") as backend:
+        engine = backend.build(tmp_path / "model.onnx", BuildOptions())
+        engine.bind({"x": np.zeros(shape, np.float32)})
+        for seen in (engine, AllProfiles(engine, (1.0,))):
+            assert has_memory([seen], 1)
+            assert not has_memory([seen], 10**6)
+
+
+@pytest.mark.parametrize(
+    ("words", "yes"),
+    [
+        ("killed by SIGKILL (often: the machine ran out of memory) during 'build'", True),
+        ("CUDA failure 2: out of memory", True),
+        ("std::bad_alloc", True),
+        ("no implementation for node conv1 due to insufficient memory on requested size of 4096", True),
+        ("Non-zero status code returned while running MatMul node /decoder/memory/MatMul", False),
+        ("the engine's process was killed by SIGSEGV during 'run'", False),
+    ],
+)
+def test_messages_of_runtimes_on_exhausted_memory_are_recognized(words: str, yes: bool) -> None:
+    assert is_memory_error(BackendError(words)) is yes
+
+
+@pytest.mark.parametrize(
+    ("holds", "free", "more", "fits"), [(100, 1000, 8, True), (100, 1000, 10, False), (600, 500, 0, True)]
+)
+def test_engines_must_fit_into_the_free_memory_of_the_gpu(
+    machine: Machine, holds: int, free: int, more: int, fits: bool
+) -> None:
+    assert machine.fits(more, OnGpu(10, free + 50), OnGpu(holds, free)) is fits

@@ -44,14 +44,6 @@ def test_a_trial_is_in_the_file_with_the_documented_keys_as_soon_as_it_is_append
         assert journal.trials() == (TRIAL,)
 
 
-def test_a_field_that_only_an_earlier_version_wrote_is_ignored(path: Path) -> None:
-    """Earlier versions wrote the device of a trial as ``twin``."""
-    with Journal.open(path, HEADER) as journal:
-        journal.append(TRIAL, twin="there 1-fake")
-    with Journal.open(path, HEADER) as journal:
-        assert journal.trials() == (TRIAL,)
-
-
 def test_a_journal_of_another_device_is_refused_with_what_differs(path: Path) -> None:
     write(path, 1)
     whole = path.read_bytes()
@@ -97,9 +89,3 @@ def test_only_complete_lines_remain_after_a_full_disk(path: Path, monkeypatch: p
         assert path.read_bytes() == whole
         journal.append(TRIAL)
         assert len(journal.trials()) == 2
-
-
-def test_a_file_in_place_of_the_folder_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
-        Journal.open(tmp_path / "run" / "trials.jsonl", HEADER)

@@ -25,14 +25,6 @@ def test_kernels_of_another_name_or_order_with_the_same_nodes_are_the_same():
     assert layer_changes(OLD, new[::-1]) == ()
 
 
-def test_a_lost_fusion_names_the_nodes():
-    (change,) = layer_changes(OLD, (kernel(0.9, "conv1"), kernel(0.1, "relu1", op="Relu"), *OLD[1:]))
-    assert change.kinds == ("fusion",)
-    assert change.nodes == ("conv1", "relu1")
-    assert change.before == ("Conv (conv1, relu1)",)
-    assert change.after == ("Conv (conv1)", "Relu (relu1)")
-
-
 def test_a_kernel_that_falls_back_to_float_changes_its_precision_and_time():
     old = (kernel(0.4, "conv1", integer=True, precision="int8"), OLD[1])
     (change,) = layer_changes(old, (kernel(1.0, "conv1", precision="f32"), OLD[1]))

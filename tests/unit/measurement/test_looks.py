@@ -12,7 +12,7 @@ from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench, DriftMonitor
-from qdqspec.timing.profiles import Load
+from qdqspec.timing.race import Load
 from qdqspec.timing.stats import FEWEST_FREEDOM
 from qdqspec.types import Interval, LayerTime
 from tests.support.lab import REFERENCE, placement

@@ -18,8 +18,7 @@ from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.timing.bench import Bench
-from qdqspec.timing.profiles import AllProfiles, Load, as_one, attach, merged_layers
-from qdqspec.timing.race import median_sample
+from qdqspec.timing.race import Load, as_one, attach, median_sample, merged_layers
 from qdqspec.types import LayerTime, Samples
 from tests.support.lab import QUIET, REFERENCE, placement
 
@@ -88,20 +87,6 @@ def test_an_engine_that_cannot_be_bound_is_closed(model: Path, monkeypatch: pyte
     with pytest.raises(BackendError, match="no value is given"):
         attach(engine, (loads(1.0)[0], Load(feeds={})))
     assert closed == [engine]
-
-
-def test_every_profile_is_timed(model: Path):
-    engine = FakeDevice().build(model, BuildOptions(extra=QUIET))
-    both = attach(engine, loads(0.5, 0.5))
-    assert isinstance(both, AllProfiles)
-    samples = both.time(3)
-    small, large = (part.wall_ms for part in samples.profiles)
-    assert large[0] > small[0]
-    assert samples.wall_ms[0] == pytest.approx((small[0] * large[0]) ** 0.5)
-    assert sum(layer.milliseconds for layer in both.layers()) == pytest.approx(samples.wall_ms[0])
-    assert both.graph_hash == engine.graph_hash
-    after_another = both.time_after_another(3, 2)
-    assert [len(part.wall_ms) for part in after_another.profiles] == [3, 3]
 
 
 def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):

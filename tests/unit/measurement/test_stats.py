@@ -1,10 +1,11 @@
-"""Statistics of paired timings: enumerated and published values, comparison with scipy, coverage by simulation."""
+"""Statistics of timings: enumerated and published values, comparison with scipy, coverage by simulation."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,16 +13,23 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.testing.records import alone_case
 from qdqspec.timing.stats import (
+    USUAL_TIMES,
+    BuildTimes,
     build_deviation,
+    change_between,
     drift,
     estimate_ratios,
+    ratio_interval,
+    ratio_times,
+    shift_bounds,
     signed_rank_bounds,
     trimmed_error,
     trimmed_mean,
     wilcoxon_p,
 )
-from qdqspec.types import Interval
+from qdqspec.types import Interval, LatencyEvidence, Samples
 
 SMALL = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 6))
 
@@ -145,3 +153,179 @@ thread.join()
 assert "scipy.stats" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# ---- predictions: measurements of another program at another time, with warm or cold caches -----------
+
+
+LEVELS = {"reference": 26.0, "tuned": 18.0, "runner-up": 19.0, "everything": 20.0}
+STEADY = (0.0, 1000)  # looks that show a steady machine
+BUILDS, ROUNDS = 3, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Deviations of logarithms of runs, first runs, builds and states; ``caches`` is added to first runs of quantized
+    models."""
+
+    run: float = 0.03
+    first: float = 0.045
+    build: float = 0.012
+    state: float = 0.0
+    caches: float = 0.0
+
+    def measured(self, random: np.random.Generator, roles: int) -> tuple[dict, dict]:
+        """Times in a row and after another model, of fresh builds, in one state of the machine."""
+        state = self.state * random.standard_normal()
+        steady, first = {}, {}
+        for role, milliseconds in list(LEVELS.items())[:roles]:
+            slower, cold = (0.0, 0.0) if role == "reference" else (state, self.caches)
+            builds = math.log(milliseconds) + slower + self.build * random.standard_normal((BUILDS, 1))
+            noise = random.standard_normal((2, BUILDS, ROUNDS))
+            steady[role] = np.exp(builds + self.run * noise[0])
+            first[role] = np.exp(builds + cold + self.first * noise[1])
+        return steady, first
+
+
+def covered(
+    machine: Machine,
+    times: tuple[float, int],
+    roles: int = 4,
+    seeds: int = 250,
+    random: np.random.Generator | None = None,
+) -> tuple[float, float]:
+    """The shares of measurements of another program inside the prediction and inside the confidence interval."""
+    random = random or np.random.default_rng(roles)
+    inside = []
+    for _ in range(seeds):
+        steady, first = machine.measured(random, roles)
+        estimate = estimate_ratios([steady, first], "reference", 1, times)["tuned"]
+        predicted, tested = estimate.predicted, estimate.test.enclosing
+        for theirs in machine.measured(random, 2):
+            found = math.exp(np.median(np.log(theirs["tuned"] / theirs["reference"]), axis=1).mean())
+            inside.append([each.low <= found <= each.high for each in (predicted, tested)])
+    return tuple(np.mean(inside, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("roles", "caches", "most"), [(2, 0.0, 0.975), (4, 0.0, 0.975), (4, 0.03, 0.99), (4, 0.08, 0.99)]
+)
+def test_predictions_cover_figures_of_other_programs_in_both_conditions(
+    roles: int, caches: float, most: float
+) -> None:
+    predicted, tested = covered(Machine(caches=caches), STEADY, roles)
+    assert 0.93 < predicted < most
+    assert tested < predicted or caches
+
+
+def test_predictions_cover_figures_of_other_programs_with_usual_states_without_looks() -> None:
+    deviation, freedom = USUAL_TIMES
+    random = np.random.default_rng(1)
+    quiet = {"run": 0.01, "first": 0.01, "build": 0.003}
+    inside = []
+    for _ in range(40):
+        state = deviation * math.sqrt(freedom / random.chisquare(freedom))
+        inside.append(covered(Machine(state=state, **quiet), (0.0, 0), seeds=8, random=random))
+    predicted, tested = np.mean(inside, axis=0)
+    assert 0.92 < predicted < 0.98
+    assert tested < 0.8  # the confidence interval from one time
+
+
+# ---- changes between two runs -------------------------------------------------------------------------
+
+
+def times(seed: int, *, slower: float = 1.0, builds: int = 3) -> BuildTimes:
+    """A run on a machine whose speed varies by a tenth over its rounds."""
+    random = np.random.default_rng(seed)
+    drift = np.exp(0.1 * np.sin(np.linspace(0, 6, 24) + random.uniform(0, 6)))
+
+    def build(level: float) -> tuple[float, ...]:
+        own = level * np.exp(0.012 * random.standard_normal())
+        return tuple(own * drift * np.exp(0.03 * random.standard_normal(24)))
+
+    tuned, reference = (tuple(build(level) for _ in range(builds)) for level in (0.6 * slower, 1.0))
+    return BuildTimes(tuned=tuned, reference=reference)
+
+
+@given(st.integers(0, 10_000), st.integers(6, 60), st.integers(6, 60))
+def test_scipy_rejects_exactly_the_shifts_of_two_samples_outside_their_bounds(
+    seed: int, many: int, others: int
+) -> None:
+    random = np.random.default_rng(seed)
+    ours, theirs = random.normal(1, 1, many), random.normal(0, 1, others)
+    bounds = shift_bounds(ours, theirs)
+
+    def rejected(shift: float, side: str) -> bool:
+        # Without ties, the bounds are those of the approximation in scipy.
+        found = scipy.stats.mannwhitneyu(ours - shift, theirs, method="asymptotic", alternative=side)
+        return bool(found.pvalue <= 0.01)
+
+    step = 1e-9
+    assert rejected(bounds.low - step, "greater")
+    assert not rejected(bounds.low + step, "greater")
+    assert rejected(bounds.high + step, "less")
+    assert not rejected(bounds.high - step, "less")
+    assert bounds.low < bounds.median < bounds.high
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 6), (9, 4)])
+def test_the_interval_over_builds_is_that_of_welch(counts: tuple[int, int]) -> None:
+    """Builds have constant times, which are their levels; scipy computes the expected interval."""
+    random = np.random.default_rng(sum(counts))
+    now, before = (np.exp(random.normal(0, 0.1, count)) for count in counts)
+    runs = [BuildTimes(tuned=tuple((value,) * 5 for value in builds)) for builds in (now, before)]
+    found = change_between(*runs).builds
+    expected = scipy.stats.ttest_ind(np.log(now), np.log(before), equal_var=False)
+    whole = scipy.stats.t.ppf(0.975, math.floor(expected.df)) / scipy.stats.t.ppf(0.975, expected.df)
+    bounds = expected.confidence_interval(0.95)
+    half = (bounds.high - bounds.low) / 2 * whole  # whole degrees of freedom, rounded down
+    assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=1e-6)
+    assert math.log(found.median) == pytest.approx(np.log(now).mean() - np.log(before).mean())
+    p_value = scipy.stats.mannwhitneyu(np.repeat(now, 5), np.repeat(before, 5), method="asymptotic").pvalue
+    assert change_between(*runs).p_value == pytest.approx(p_value)
+
+
+def test_the_interval_covers_the_true_change_at_its_level() -> None:
+    covered = 0
+    for seed in range(300):
+        found = change_between(times(2 * seed, slower=1.07), times(2 * seed + 1, builds=6)).builds
+        covered += found.low <= 1.07 <= found.high
+    assert 0.92 <= covered / 300 <= 0.985
+
+
+def test_a_reference_that_is_selected_has_ratio_one_exactly() -> None:
+    latency = alone_case().evidence.latency
+    assert latency is not None
+    same = ratio_times(latency)
+    assert same.alone
+    assert ratio_interval(same).low == ratio_interval(same).high == 1
+    assert change_between(same, same).builds.high == 1
+    assert change_between(same, times(1)).builds.low > 1.5
+
+
+def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
+    def both(steady: float, first: float) -> Samples:
+        return Samples(wall_ms=(steady,) * 4, first=Samples(wall_ms=(first,) * 4))
+
+    latency = LatencyEvidence(
+        clock="wall",
+        samples={"tuned": both(2.0, 4.5), "reference": both(4.0, 9.0)},
+        ratios={},
+        speedup=Interval(median=2, low=2, high=2),
+        builds=2,
+    )
+    found = ratio_times(latency)
+    assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
+    assert found.reference == ((6.0, 6.0), (6.0, 6.0))
+    assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))
+
+
+def test_the_change_of_the_reference_time_is_reported_with_that_of_the_ratio() -> None:
+    before = BuildTimes(tuned=((1.0, 1.1), (0.9, 1.0)), reference=((2.0, 2.2), (1.8, 2.0)))
+    slower = BuildTimes(
+        tuned=((1.5, 1.65), (1.35, 1.5)), reference=tuple(tuple(1.5 * t for t in b) for b in before.reference)
+    )
+    assert change_between(slower, before).reference == pytest.approx(1.5)
+    assert change_between(slower, before).builds.median == pytest.approx(1.0)
+    alone = change_between(BuildTimes(tuned=slower.tuned), BuildTimes(tuned=before.tuned))
+    assert alone.reference == 1.0

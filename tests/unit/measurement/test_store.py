@@ -140,57 +140,52 @@ def test_a_removal_never_leaves_a_partial_entry(store: Store, monkeypatch: pytes
         assert not [path for path in store.folder.iterdir() if path.is_dir()]
 
 
-def test_an_entry_removed_while_it_is_read_is_missing_and_not_damaged(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def three(store: Store) -> Store:
+    """A store of `KEY` and two other entries."""
+    for key in (KEY, *(cache_key(number=number) for number in range(2))):
+        store.put(key, fill)
+    return store
+
+
+def test_an_entry_that_another_run_removes_is_missing_and_not_damaged(
+    three: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = store.put(KEY, fill)
-    digest = store_module.file_digest
+    """While it is read, or after the entries were listed."""
+    digest, listing = store_module.file_digest, Store._entries
 
     def removed(path: Path) -> str:
-        Store(store.folder).discard(KEY)
+        Store(three.folder).discard(KEY)
         return digest(path)
-
-    monkeypatch.setattr(store_module, "file_digest", removed)
-    assert store.get(KEY) is None
-    assert not store.warnings
-    assert not entry.exists()
-
-
-def three_entries(store: Store) -> list[str]:
-    """Fill a store, and return the keys beside `KEY`."""
-    others = [cache_key(number=number) for number in range(2)]
-    for key in (KEY, *others):
-        store.put(key, fill)
-    return others
-
-
-def test_an_entry_removed_after_listing_is_omitted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run removes it after the entries were listed."""
-    others, listing = three_entries(store), Store._entries
 
     def entries(self: Store) -> list[Path]:
         found = listing(self)
-        shutil.rmtree(store.folder / KEY, ignore_errors=True)
+        shutil.rmtree(three.folder / KEY, ignore_errors=True)
         return found
 
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "file_digest", removed)
+        assert three.get(KEY) is None
+    three.put(KEY, fill)
     monkeypatch.setattr(Store, "_entries", entries)
-    assert sorted(each.folder.name for each in store.entries()) == sorted(others)
+    assert KEY not in {each.folder.name for each in three.entries()}
+    assert len(three.entries()) == 2
+    assert not three.warnings
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])
 def test_an_entry_that_changes_during_its_export_is_omitted(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    three: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    three_entries(store)
     copytree = shutil.copytree
 
     def meanwhile(entry: Path, copy: Path, *more: object) -> None:
-        if entry == store.folder / KEY and change == "removed":
-            store.discard(KEY)
+        if entry == three.folder / KEY and change == "removed":
+            three.discard(KEY)
         copytree(entry, copy, *more)
         if Path(copy).name == KEY:
             (copy / "model.onnx").write_bytes(b"of another result")
 
     monkeypatch.setattr(shutil, "copytree", meanwhile)
-    assert store.export(tmp_path / "a.zip") == 2
+    assert three.export(tmp_path / "a.zip") == 2
     assert Store(tmp_path / "other").take(tmp_path / "a.zip") == (2, 0)

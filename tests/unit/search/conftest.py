@@ -40,15 +40,24 @@ def space_of(models: Path) -> Callable[..., SchemeSpace]:
 
 
 class Priced(Oracle):
-    """A simulated device on which placements cost what a function says, with SQNRs of another function."""
+    """A simulated device on which placements cost what a function says, with SQNRs of another function.
 
-    def __init__(self, space: SchemeSpace, cost: Cost, sqnr_db: Cost | None) -> None:
+    A part of the model has the ratio ``alone`` to the same part in float.
+    """
+
+    def __init__(self, space: SchemeSpace, cost: Cost, sqnr_db: Cost | None, alone: Cost) -> None:
         self.cost = cost  # type: ignore[method-assign]
         super().__init__(space)
-        self.sqnr_db = sqnr_db or (lambda _: None)
+        self.sqnr_db, self.alone = sqnr_db or (lambda _: None), alone
 
     def answer(self, proposal: Proposal) -> Trial:
-        return replace(super().answer(proposal), sqnr_db=self.sqnr_db(proposal.placement))
+        best, placement = self._best, proposal.placement
+        trial = replace(super().answer(proposal), sqnr_db=self.sqnr_db(placement))
+        if not proposal.subgraph:
+            return trial
+        self._best = best
+        ratio = self.alone(placement) if placement.sites else 1.0
+        return replace(trial, subgraph=proposal.subgraph, incumbent=False, layers=(), ratio=ratio)
 
 
 @pytest.fixture
@@ -63,11 +72,12 @@ def drive() -> Callable[..., list[Trial]]:
         trials: int = 60,
         batch: int = 1,
         sqnr_db: Cost | None = None,
+        alone: Cost = lambda _: 0.5,
         **setup: Any,
     ) -> list[Trial]:
         asked = SearchSetup(space=space, clock="cpu", trials=trials, **setup)
         strategy = make(asked, np.random.default_rng(0))
-        found = strategies.drive(strategy, Priced(space, cost, sqnr_db), trials=trials, batch=batch)
+        found = strategies.drive(strategy, Priced(space, cost, sqnr_db, alone), trials=trials, batch=batch)
         assert len(found) == trials or (strategy.done() and not strategy.ask())
         return found
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import chain, combinations, count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.search.coverage import CoverageSearch
-from qdqspec.types import LabelNoise, LayerTime, Placement, Trial
+from qdqspec.types import LayerTime, Placement, Trial
 
 LINEAR = ("Conv", "Gemm")
 
@@ -81,24 +82,17 @@ class Builder:
         return trial
 
 
-def search(
-    space: SchemeSpace,
-    build: Callable[[Placement], Trial],
-    *,
-    noise: LabelNoise | None = None,
-    is_accurate: Callable[[Placement], bool] = lambda _: True,
-    keeps_limits: Callable[[Trial], bool] = lambda _: True,
-    is_over: Callable[[], bool] = lambda: False,
-) -> CoverageSearch:
+def search(space: SchemeSpace, build: Callable[[Placement], Trial], **how: Any) -> CoverageSearch:
+    """A search without limits, and without end, unless ``how`` has other functions."""
+    free = {
+        "noise": lambda: None,
+        "is_accurate": lambda _: True,
+        "keeps_limits": lambda _: True,
+        "is_over": lambda: False,
+    }
+    narrow = frozenset({"uint8", "int8"})
     return CoverageSearch(
-        space=space,
-        multiplications=counts(space),
-        noise=lambda: noise,
-        is_accurate=is_accurate,
-        keeps_limits=keeps_limits,
-        build=build,
-        is_over=is_over,
-        narrow=frozenset({"uint8", "int8"}),
+        space=space, multiplications=counts(space), build=build, narrow=narrow, **{**free, **how}
     )
 
 
@@ -121,7 +115,7 @@ def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_
     def is_accurate(placement: Placement) -> bool:
         return sum(powers[unit] for unit in quantized(placement)) <= most
 
-    found = search(space, Builder(space), noise=noise, is_accurate=is_accurate).best()
+    found = search(space, Builder(space), noise=lambda: noise, is_accurate=is_accurate).best()
     subsets = chain.from_iterable(combinations(units, size) for size in range(len(units) + 1))
     optimum = max(sum(macs[u] for u in each) for each in subsets if sum(powers[u] for u in each) <= most)
     covered = 0 if found is None else sum(macs[unit] for unit in quantized(found.placement))
@@ -140,15 +134,6 @@ def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> Non
     assert refused == {unit for unit in run.refused if counts(space)[unit]}
     assert all("refused" in reason for reason in run.refused.values())
     assert search(space, Builder(space, [unit.id for unit in space.units])).best() is None
-
-
-def test_a_unit_whose_kernel_computes_in_float_is_not_quantized(space_of) -> None:
-    space = space_of()
-    heavy = sorted(unit for unit, count in counts(space).items() if count)
-    run = search(space, Builder(space, floats={heavy[0]}))
-    found = run.best()
-    assert heavy[0] not in quantized(found.placement)
-    assert run.refused == {heavy[0]: "its kernel computes in floating point"}
 
 
 def test_a_float_unit_without_pairs_of_its_own_does_not_keep_the_search_from_ending(models: Path) -> None:

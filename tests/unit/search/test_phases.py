@@ -1,30 +1,45 @@
-"""The default strategy on a simulated device: its phases, and accuracy as a constraint and an objective."""
+"""The default strategy on a simulated device, and the prediction of accuracy that all strategies use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from searches import Additive, Device, ScoringDevice, all_placements, residual_space
+from hypothesis import given
+from hypothesis import strategies as st
+from searches import Additive, Device, ScoringDevice, distance, limited, residual_space
 
 from qdqspec._core.registry import resolve
+from qdqspec.accuracy.compare import power_of
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Unit
-from qdqspec.search.base import SearchSetup
-from qdqspec.search.posterior import Posterior
+from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.blocks import LINEAR
+from qdqspec.search.energy import Posterior
+from qdqspec.search.guide import Guide, repaired
+from qdqspec.search.phases.flip import flip
 from qdqspec.search.select import front_of
 from qdqspec.search.strategies.attribution import Attribution
+from qdqspec.search.strategies.exhaustive import Exhaustive
+from qdqspec.search.strategies.optuna import OptunaSearch
+from qdqspec.search.strategies.region import RegionSearch
+from qdqspec.search.strategies.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Trial
+
+# ---- phases -------------------------------------------------------------------------------------------
 
 
-def searched(seed: int, **setup: object) -> tuple[list[Trial], Device]:
+def searched(
+    seed: int, least: float | None = None, oracle: Additive | None = None, *, pareto: bool = False
+) -> tuple[list[Trial], Device]:
     space = small_space()
-    least = setup.get("min_sqnr_db")
-    oracle = Device(space, seed, Additive(space), least if isinstance(least, float) else None)
-    strategy = Attribution(SearchSetup(space=space, clock="cpu", **setup), np.random.default_rng(seed))  # type: ignore[arg-type] # keyword arguments of the setup
-    return drive(strategy, oracle), oracle
+    device = Device(space, seed, oracle or Additive(space), least)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(least), accuracy=oracle, pareto=pareto)
+    return drive(Attribution(setup, np.random.default_rng(seed)), device, trials=60), device
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -61,15 +76,22 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
     assert space.resolve(space.everything()).digest in {trial.placement.digest for trial in warm}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_winner_meets_the_sqnr_limit_and_blocks_measured_alone_are_no_candidates(seed: int) -> None:
-    trials, oracle = searched(seed, min_sqnr_db=38.0)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("without", [None, *Attribution.phases], ids=lambda phase: phase and phase.__name__)
+def test_the_winner_meets_the_sqnr_limit_also_without_one_phase(
+    monkeypatch: pytest.MonkeyPatch, seed: int, without: object
+) -> None:
+    """Blocks that are measured alone are no candidates."""
+    phases = [each for each in Attribution.phases if each is not without]
+    monkeypatch.setattr(Attribution, "phases", phases)
+    trials, oracle = searched(seed, 38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
-    assert winner.sqnr_db is not None
-    assert winner.sqnr_db >= 38.0
-    assert oracle.cost(winner.placement) < oracle.cost(oracle.space.resolve({}))
+    assert (winner.sqnr_db or 0.0) >= 38.0
+    if without is None:
+        assert oracle.cost(winner.placement) < oracle.cost(oracle.space.resolve({}))
     alone = [trial for trial in trials if trial.phase == "sensitivity"]
-    assert 0 < len(alone) <= len(oracle.space.units)
+    assert len(alone) <= len(oracle.space.units)
+    assert bool(alone) or without is not None
     assert not any(trial.incumbent for trial in alone)
 
 
@@ -96,32 +118,21 @@ def scored_search(
 
     truth.score, truth.least = score, least
     oracle = ScoringDevice(space, seed, truth, least, score)
-    asked = SearchSetup(
-        space=space, clock="cpu", min_accuracy=least, accuracy=truth if is_rehearsed else None
-    )
+    limits, accuracy = limited(least_score=least), truth if is_rehearsed else None
+    asked = SearchSetup(space=space, clock="cpu", limits=limits, accuracy=accuracy)
     return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(seed: int) -> None:
-    trials, oracle = scored_search(seed, 0.78)
-    space = oracle.space
-    winner = [trial for trial in trials if trial.incumbent][-1]
-    assert winner.placement.sites
-    assert oracle.score(winner.placement) >= 0.78
-    best = min(oracle.cost(each) for each in all_placements(space) if oracle.score(each) >= 0.78)
-    assert oracle.cost(winner.placement) <= 1.08 * best
-
-
-def test_the_mean_distance_from_the_optimum_is_small_under_a_rehearsed_metric() -> None:
-    """The uniform placements all miss the metric. Without the times of their kernels the mean is 1.031."""
+@pytest.mark.parametrize("is_rehearsed", [False, True])
+def test_the_winner_meets_the_metric_and_is_close_to_the_best_that_does(*, is_rehearsed: bool) -> None:
+    """The uniform placements all miss the metric. Rehearsed, but without the times of their kernels, it is 1.031."""
     distances = []
     for seed in range(30):
-        trials, oracle = scored_search(seed, 0.78, is_rehearsed=True)
-        best = min(oracle.cost(p) for p in all_placements(oracle.space) if oracle.score(p) >= 0.78)
-        won = [trial for trial in trials if trial.incumbent][-1]
-        distances.append(oracle.cost(won.placement) / best)
+        trials, oracle = scored_search(seed, 0.78, is_rehearsed=is_rehearsed)
+        assert oracle.score([trial.placement for trial in trials if trial.incumbent][-1]) >= 0.78
+        distances.append(distance(trials, oracle, lambda p, own=oracle: own.score(p) >= 0.78))
     assert np.mean(distances) <= 1.02
+    assert max(distances) <= 1.15
 
 
 def test_a_metric_that_no_candidate_meets_keeps_the_reference_with_few_scores() -> None:
@@ -142,16 +153,6 @@ def test_two_objectives_result_in_a_pareto_front() -> None:
     assert (len(thin), thin[0], thin[-1]) == (3, front[0], front[-1])
 
 
-@pytest.mark.parametrize("phase", Attribution.phases, ids=lambda phase: phase.__name__)
-def test_a_search_without_one_phase_ends_within_its_limit(
-    monkeypatch: pytest.MonkeyPatch, phase: object
-) -> None:
-    monkeypatch.setattr(Attribution, "phases", [each for each in Attribution.phases if each is not phase])
-    trials, _ = searched(0, min_sqnr_db=38.0)
-    winner = [trial for trial in trials if trial.incumbent][-1]
-    assert (winner.sqnr_db or 0.0) >= 38.0
-
-
 @pytest.mark.parametrize(("strategy", "mean"), [("attribution", 1.01), ("region", 1.01), ("subgraph", 1.02)])
 def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float) -> None:
     distances = []
@@ -160,9 +161,7 @@ def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float)
         oracle = Oracle(space, seed)
         make = resolve("strategy", strategy)
         setup = SearchSetup(space=space, clock="cpu", trials=40)
-        trials = drive(make(setup, np.random.default_rng(seed)), oracle, trials=40)
-        best = min(map(oracle.cost, all_placements(space)))
-        distances.append(min(oracle.cost(trial.placement) for trial in trials) / best)
+        distances.append(distance(drive(make(setup, np.random.default_rng(seed)), oracle, trials=40), oracle))
     assert np.mean(distances) <= mean
     assert max(distances) <= 1.1
 
@@ -190,13 +189,13 @@ class TwoFormats(Oracle):
 
 def test_the_best_format_of_each_block_is_found() -> None:
     space = residual_space("int8", "fp8")
-    placements, distances, mixed = all_placements(space), [], []
+    distances, mixed = [], []
     for seed in range(30):
         oracle = TwoFormats(space, seed)
         setup = SearchSetup(space=space, clock="cpu", trials=60)
         trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle, trials=60)
-        found = min((trial.placement for trial in trials), key=oracle.cost)
-        distances.append(oracle.cost(found) / min(map(oracle.cost, placements)))
+        found = [trial.placement for trial in trials if trial.incumbent][-1]
+        distances.append(distance(trials, oracle))
         mixed.append({site.format for site in found.sites} >= {"uint8", "fp8"})
     assert np.mean(distances) <= 1.02  # 1.07 for the best placements of one format
     assert np.mean(mixed) > 0.5
@@ -213,3 +212,239 @@ def test_the_expected_gain_is_the_mean_improvement_in_draws(learnt) -> None:
     for best in (share * posterior.predict(codes) for share in (0.97, 1.0, 1.1)):
         expected = np.maximum(0, best - ratios).mean() / best
         assert posterior.expected_gain(codes, best) == pytest.approx(expected, rel=0.05, abs=2e-5)
+
+
+# ---- searches guided by an accuracy oracle, on a device whose noise is additive -----------------------
+
+
+HAS_OPTUNA = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra [optuna] is not installed")
+OPTUNA = pytest.param(OptunaSearch, marks=HAS_OPTUNA)
+STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OPTUNA]
+
+
+def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_it() -> None:
+    distances, below = [], []
+    space = small_space()
+    for seed in range(30):
+        oracle = Additive(space)
+        trials, device = searched(seed, 38.0, oracle)
+        assert "sensitivity" not in {trial.phase for trial in trials}
+        built = [trial for trial in trials if trial.phase != "pure"]  # others are built for their profiles
+        below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / len(built))
+        distances.append(distance(trials, device, lambda p: Additive(space).truth(p) >= 38.0))
+    assert np.mean(distances) <= 1.02
+    assert max(distances) <= 1.1
+    assert max(below) <= 0.2
+
+
+def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
+    trials, _ = searched(0, 38.0, Additive(small_space(), offset=3.0))
+    below = [t.number for t in trials if t.phase != "pure" and t.sqnr_db is not None and t.sqnr_db < 38.0]
+    assert len(below) <= 1
+
+
+def test_an_oracle_without_predictions_is_replaced_by_sensitivity_builds() -> None:
+    trials, _ = searched(0, 38.0, Additive(small_space(), noise=False))
+    assert "sensitivity" in {trial.phase for trial in trials}
+    assert [t.placement for t in trials] == [t.placement for t in searched(0, 38.0)[0]]
+
+
+def test_a_limit_that_full_quantization_meets_needs_one_prediction() -> None:
+    oracle = Additive(small_space())
+    guided, free = searched(0, 20.0, oracle)[0], searched(0, 20.0)[0]
+    assert [trial.placement for trial in guided] == [trial.placement for trial in free]
+    assert oracle.asked == 1
+
+
+@given(least_db=st.floats(34.0, 44.0), more=st.floats(0.8, 1.3))
+def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
+    least_db: float, more: float
+) -> None:
+    """A unit that is left out may stay quantized, as the pairs of its neighbours are there."""
+    space = small_space()
+    oracle = Additive(space)
+    guide = Guide(oracle, space, limited(least_db))
+    units = sorted(space.everything(), key=oracle.powers.__getitem__)
+    prefixes = [{unit: space.by_id[unit].full for unit in units[:count]} for count in range(len(units) + 1)]
+    placements = [space.resolve(labels) for labels in prefixes]
+    assert guide.has_noise
+
+    def placed(most: float) -> Placement:
+        return max(
+            (each for each in placements if power_of(oracle.truth(each)) <= most * more),
+            key=lambda each: len(each.labels),
+            default=placements[0],
+        )
+
+    found = guide.meet(least_db, placed)
+    assert found is not None
+    assert guide.admits(found, least_db)
+    best = [each for each in placements if guide.admits(each, least_db)][-1]
+    assert len(found.labels) >= len(best.labels) - 1
+
+
+def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
+    space = small_space()
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), accuracy=oracle)
+    search = Attribution(setup, np.random.default_rng(0))
+    drive(search, Device(space, 0, oracle, 38.0), trials=3)
+    before = next(flip(search))
+    search.guide._offset_db = -20.0  # a prediction far from the sum of noise, of another placement
+    assert next(flip(search)) == before
+
+
+@pytest.mark.parametrize("make", STRATEGIES[1:])
+def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
+    space = small_space()
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), trials=40, accuracy=oracle)
+    trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
+    built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
+    assert built
+    assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
+
+
+class Scored(Additive):
+    """An oracle of a task metric that is met from ``least`` dB on, which is unknown to the search."""
+
+    least = 38.0
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        return self.truth(placement) >= self.least
+
+
+def scored_by(make: type[Strategy], *, seeds: tuple[Placement, ...] = ()) -> tuple[Scored, list[Trial]]:
+    space = small_space()
+    oracle = Scored(space)
+    setup = SearchSetup(
+        space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle, seeds=seeds
+    )
+    device = Device(space, 0, oracle, oracle.least)
+    return oracle, drive(make(setup, np.random.default_rng(0)), device, trials=40)
+
+
+@pytest.mark.parametrize("make", STRATEGIES)
+def test_placements_predicted_to_miss_the_metric_are_built_only_for_the_times_of_their_kernels(
+    make: type[Strategy],
+) -> None:
+    oracle, trials = scored_by(make)
+    informing = "pure" if make is Attribution else ""
+    built = [t for t in trials if t.placement.sites and t.phase not in (*NOT_CANDIDATES, informing)]
+    assert built
+    assert all(oracle.keeps_metric(trial.placement) for trial in built)
+
+
+@pytest.mark.parametrize("make", STRATEGIES[:2])
+def test_a_seed_of_the_user_is_built_even_if_predicted_to_miss_the_metric(make: type[Strategy]) -> None:
+    space = small_space()
+    everything = space.resolve(space.everything())
+    oracle, trials = scored_by(make, seeds=(everything,))
+    assert not oracle.keeps_metric(everything)
+    assert everything in [trial.placement for trial in trials]
+
+
+def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive, SchemeSpace, list[Trial]]:
+    """The reference and full quantization with the given results, for which the oracle predicts 39 dB."""
+    space = small_space()
+    oracle = Additive(space)
+    everything = space.resolve(space.everything())
+    oracle._offset = 39.0 - oracle.truth(everything)
+    reference = Trial(number=0, phase="pure", placement=space.resolve({}), ratio=1.0, incumbent=True)
+    trial = Trial(number=1, phase="pure", placement=everything, ratio=ratio, sqnr_db=sqnr_db)
+    return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
+
+
+def repairs_of(
+    oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
+) -> list[Placement]:
+    """The proposed repairs, if the measured SQNR of each is ``found_db``."""
+    known, limits = list(trials), limited(38.0)
+    for trial in trials:
+        limits.learn(trial)
+    for placement in repaired(known, limits, oracle, space):
+        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
+        limits.learn(known[-1])
+    return [trial.placement for trial in known[len(trials) :]]
+
+
+def test_repairs_of_a_near_miss_are_tried_until_one_meets_the_limit() -> None:
+    oracle, space, trials = near_miss(0.6, 37.9)
+    for steps, unit in enumerate(space.units):
+        oracle.powers[unit.id] = power_of(45.0 - steps)
+    oracle._offset = 39.0 - oracle.truth(trials[1].placement)
+    assert len(repairs_of(oracle, space, trials)) == 1
+    repairs = repairs_of(oracle, space, trials, found_db=37.9)
+    assert len(set(repairs)) == len(repairs) > 1
+    assert all(0 < len(placement.labels) < len(space.everything()) for placement in repairs)
+    # the prediction for the near miss plus the missing 0.1 dB
+    assert all((oracle.predicted_db(placement) or 0.0) >= 39.0 + 0.1 for placement in repairs)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sqnr_db", "changed", "won", "is_repaired"),
+    [
+        (0.6, 37.8, {}, None, True),
+        (0.6, 37.8, {}, 0.95, True),
+        (0.6, 37.8, {}, 0.62, False),  # not much faster than the winner
+        (0.99, 37.8, {}, None, False),  # no relevant gain
+        (0.6, 30.0, {}, None, False),  # far from the limit
+        (0.6, 38.5, {}, None, False),  # above the limit: rejected for another reason
+        (0.6, 37.8, {"status": "failed"}, None, False),
+        (0.6, 37.8, {"incumbent": True}, None, False),  # the winner
+    ],
+)
+def test_only_a_much_faster_candidate_that_just_missed_the_limit_is_repaired(
+    ratio: float, sqnr_db: float, changed: dict[str, object], won: float | None, *, is_repaired: bool
+) -> None:
+    oracle, space, trials = near_miss(ratio, sqnr_db, **changed)
+    if won is not None:
+        winner = space.resolve({space.units[0].id: space.units[0].full})
+        trials.append(replace(trials[0], number=2, placement=winner, ratio=won))
+    assert bool(repairs_of(oracle, space, trials)) == is_repaired
+
+
+class Optimistic(Additive):
+    """An oracle whose rehearsal, on few samples, expects each placement to meet the task metric.
+
+    Everything quantized has 5 dB, the weighted linear operators with float outputs about 16 dB.
+    """
+
+    least = 18.0  # SQNR from which on builds meet the limit
+
+    def __init__(self, space: SchemeSpace) -> None:
+        super().__init__(space)
+        linear = {unit.id for unit in space.units if unit.op_type in LINEAR}
+        shares = dict(zip(sorted(linear), (0.1, 0.2, 0.3, 0.4), strict=True))
+        rest = power_of(5.0) - power_of(16.4)
+        others = len(space.units) - len(linear)
+        self.powers = {
+            unit.id: shares[unit.id] * power_of(16.4) if unit.id in linear else rest / others
+            for unit in space.units
+        }
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        return True
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", STRATEGIES)
+def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
+    make: type[Strategy], seed: int
+) -> None:
+    """A model of sentences: after a candidate of 16.4 dB that missed by one query, three of 5 dB were built."""
+    space = small_space()
+    oracle = Optimistic(space)
+    setup = SearchSetup(space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle)
+    device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= oracle.least))
+    trials = drive(make(setup, np.random.default_rng(seed)), device, trials=40)
+    missed_db = -np.inf
+    for trial in trials:
+        if trial.placement.sites and trial.phase not in NOT_CANDIDATES:
+            assert trial.sqnr_db is not None
+            assert trial.sqnr_db > missed_db - 1.0 - oracle.doubt_db
+            if trial.accuracy == 0.0:
+                missed_db = max(missed_db, trial.sqnr_db)
+    assert np.isfinite(missed_db) or make is SubgraphSearch  # where isolated groups may be too noisy
+    winner = [trial for trial in trials if trial.incumbent][-1]
+    assert winner.placement.sites

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -57,15 +58,11 @@ def test_finalists_are_reference_winner_runner_up_and_full_quantization() -> Non
 def test_the_reference_is_the_winner_if_no_candidate_ran_or_is_accurate_enough() -> None:
     failed = [trial(0, REFERENCE, 1.0, won=True), trial(1, ALL, None, ok=False)]
     nothing = {"reference": REFERENCE, "winner": REFERENCE}
-    assert finalists(failed, REFERENCE) == nothing
+    assert finalists(failed, ALL) == finalists(failed, REFERENCE) == nothing
+    part = replace(failed[1], phase="isolated", subgraph=("n",))
+    assert finalists([failed[0], part], ALL) == {**nothing, "everything": ALL}  # even if it was not built
     inaccurate = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.9)]
     assert finalists(inaccurate, REFERENCE, admits=lambda _: False) == nothing
-
-
-def test_full_quantization_is_a_finalist_even_if_it_was_not_built() -> None:
-    assert finalists([trial(0, REFERENCE, 1.0, won=True)], ALL)["everything"] == ALL
-    parts = replace(trial(1, ALL, 0.5, ok=False), phase="isolated", subgraph=("n",))
-    assert finalists([trial(0, REFERENCE, 1.0, won=True), parts], ALL)["everything"] == ALL
 
 
 # ---- the choice ---------------------------------------------------------------------------------
@@ -74,83 +71,82 @@ ROLES = {"reference": REFERENCE, "winner": MANY, "runner-up": FEW, "everything":
 ONE = ratio(1, reach=0)
 
 
-def test_the_fastest_finalist_is_selected() -> None:
-    chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)})
-    assert (chosen.role, chosen.placement, chosen.unchanged) == ("winner", MANY, False)
-    assert chosen.reason == "winner: 0.500 of the reference's time [0.480, 0.520]"
-
-
-def test_the_finalist_with_fewest_pairs_within_the_best_interval_is_selected() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.504), "everything": ratio(0.503)}
+@pytest.mark.parametrize(
+    ("winner", "runner_up", "everything", "role"),
+    [
+        (ratio(0.5), ratio(0.6), ratio(0.9), "winner"),
+        (ratio(0.5), ratio(0.504), ratio(0.503), "runner-up"),  # the fewest pairs within the best interval
+        (ratio(0.5, reach=0.05), ratio(0.52), ratio(0.9), "winner"),  # 4 % slower, within a wide interval
+    ],
+)
+def test_the_fastest_finalist_with_fewest_pairs_is_selected(
+    winner: RatioTest, runner_up: RatioTest, everything: RatioTest, role: str
+) -> None:
+    ratios = {"reference": ONE, "winner": winner, "runner-up": runner_up, "everything": everything}
     chosen = choose(ROLES, ratios)
-    assert (chosen.role, chosen.placement) == ("runner-up", FEW)
-    assert "as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason
+    assert (chosen.role, chosen.placement, chosen.unchanged) == (role, ROLES[role], False)
+    assert chosen.reason.startswith(f"{role}: {ratios[role].mean.median:.3f} of the reference's time [")
+    assert ("as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason) == (
+        role == "runner-up"
+    )
 
 
 SLOWER = "all 5 quantized candidates are slower: the fastest takes 1.04 of the reference's time"
+UNPROVED = "the gain is not proved: the best candidate"
 
 
 @pytest.mark.parametrize(
-    ("ratios", "reason"),
+    ("ratios", "how", "reason"),
     [
         (
             {"winner": ratio(0.99), "everything": ratio(1.4)},
-            "the gain is not proved: the best candidate saves 1.0 % of the time (95 %: -1.0 % to 3.0 %)",
+            {"slower": SLOWER},
+            f"{UNPROVED} saves 1.0 % of the time (95 %: -1.0 % to 3.0 %)",
         ),
+        ({"everything": ratio(1.4)}, {"slower": SLOWER}, SLOWER),
         (
             {"winner": ratio(1.25, reach=0.0)},
+            {},
             "no candidate is faster: the best candidate takes 1.25 of the reference's time (95 %: 1.25 to 1.25)",
         ),
-        ({"winner": ONE}, "no quantized candidate ran"),
+        ({}, {}, "no quantized candidate ran"),
+        (
+            {"winner": ratio(0.99), "everything": ratio(0.4)},
+            {"barred": {ALL.digest}},
+            (
+                "everything quantized takes 0.40 of the reference's time (95 %: 0.38 to 0.42), but is not accurate "
+                f"enough; {UNPROVED} saves 1.0 % of the time (95 %: -1.0 % to 3.0 %)"
+            ),
+        ),
+        (
+            {"winner": ratio(0.97, reach=0.015)},
+            {"min_gain": 0.02},
+            f"{UNPROVED} saves 3.0 % of the time (95 %: 1.5 % to 4.5 %), and tune.min_gain asks for 2 %",
+        ),
+        (
+            {"winner": ratio(0.9, slowest=1.004)},
+            {"min_gain": 0.02},
+            (
+                f"{UNPROVED} takes 0.90 of the reference's time (95 %: 0.88 to 0.92), "
+                "and up to 1.004 in one of the conditions of the caches"
+            ),
+        ),
+        (  # candidates that are converted from another float type
+            {"winner": ratio(0.7), "runner-up": ratio(0.75)},
+            {"plain": ratio(0.7)},
+            (
+                "the best candidate takes 0.70 of the reference's time (95 %: 0.68 to 0.72), and converted to float32 "
+                "without pairs it takes 0.70 (95 %: 0.68 to 0.72): its pairs do not make it faster"
+            ),
+        ),
     ],
 )
-def test_the_reason_of_an_unchanged_model(ratios: dict[str, RatioTest], reason: str) -> None:
-    roles = {**ROLES, "winner": REFERENCE} if ratios["winner"] is ONE else ROLES
-    chosen = choose(roles, {"reference": ONE, **ratios})
+def test_the_reason_of_an_unchanged_model(
+    ratios: dict[str, RatioTest], how: dict[str, Any], reason: str
+) -> None:
+    chosen = choose(ROLES, {"reference": ONE, **ratios}, **how)
     assert (chosen.role, chosen.placement, chosen.unchanged) == ("reference", REFERENCE, True)
     assert chosen.reason == reason
-
-
-def test_that_candidates_are_slower_is_the_reason_unless_one_may_be_faster() -> None:
-    assert choose(ROLES, {"reference": ONE, "everything": ratio(1.4)}, slower=SLOWER).reason == SLOWER
-    close = choose(ROLES, {"reference": ONE, "winner": ratio(0.99)}, slower=SLOWER)
-    assert close.reason.startswith("the gain is not proved")
-
-
-def test_fast_candidates_that_are_not_accurate_enough_are_reported() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(0.4)}
-    chosen = choose(ROLES, ratios, barred={ALL.digest})
-    assert chosen.unchanged
-    assert chosen.reason == (
-        "everything quantized takes 0.40 of the reference's time (95 %: 0.38 to 0.42), but is not accurate enough; "
-        "the gain is not proved: the best candidate saves 1.0 % of the time (95 %: -1.0 % to 3.0 %)"
-    )
-
-
-def test_a_gain_below_min_gain_is_unchanged_with_the_gain() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.97, reach=0.015)}
-    assert not choose(ROLES, ratios, min_gain=0.01).unchanged
-    chosen = choose(ROLES, ratios, min_gain=0.02)
-    assert chosen.unchanged
-    assert chosen.reason.endswith(
-        "saves 3.0 % of the time (95 %: 1.5 % to 4.5 %), and tune.min_gain asks for 2 %"
-    )
-
-
-def test_a_placement_that_may_be_slower_in_one_condition_is_not_selected() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.9, slowest=1.004)}
-    chosen = choose(ROLES, ratios, min_gain=0.02)
-    assert chosen.unchanged
-    assert chosen.reason == (
-        "the gain is not proved: the best candidate takes 0.90 of the reference's time (95 %: 0.88 to 0.92), "
-        "and up to 1.004 in one of the conditions of the caches"
-    )
-
-
-def test_a_slower_placement_within_a_wide_interval_is_not_selected() -> None:
-    """The interval of 5 % includes a placement that is 4 % slower and has fewer pairs."""
-    ratios = {"reference": ONE, "winner": ratio(0.50, reach=0.05), "runner-up": ratio(0.52, reach=0.02)}
-    assert choose(ROLES, ratios).role == "winner"
 
 
 @given(
@@ -221,17 +217,7 @@ def test_finalists_are_accurate_enough_on_all_data() -> None:
     assert set(asked) == {MANY, FEW, other, placement(4)}
 
 
-# ---- candidates that are converted from another float type --------------------------------------
-
-
-def test_a_placement_that_is_as_fast_as_the_converted_model_without_pairs_is_not_selected() -> None:
-    ratios = {"reference": ONE, "winner": ratio(0.7), "runner-up": ratio(0.75)}
-    chosen = choose(ROLES, ratios, plain=ratio(0.7))
-    assert (chosen.unchanged, chosen.placement) == (True, REFERENCE)
-    faster = choose(ROLES, {**ratios, "winner": ratio(0.5)}, plain=ratio(0.9))
+def test_a_placement_that_is_faster_than_the_converted_model_without_pairs_is_selected() -> None:
+    faster = choose(ROLES, {"reference": ONE, "winner": ratio(0.5)}, plain=ratio(0.9))
     assert faster.role == "winner"
     assert "converted to float32 without pairs it takes 0.90" in faster.reason
-    assert chosen.reason == (
-        "the best candidate takes 0.70 of the reference's time (95 %: 0.68 to 0.72), and "
-        "converted to float32 without pairs it takes 0.70 (95 %: 0.68 to 0.72): its pairs do not make it faster"
-    )
