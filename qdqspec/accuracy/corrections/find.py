@@ -20,9 +20,8 @@ from qdqspec.accuracy.corrections.ranges import choose_ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
-from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization
-from qdqspec.qdq.quantize.corrections import WeightKey
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.quantize.quantizer import Quantizer, WeightKey
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.types import CorrectionGain
 

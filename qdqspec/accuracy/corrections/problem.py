@@ -18,9 +18,8 @@ from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.rehearsal.graph import Values
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization
-from qdqspec.qdq.quantize.corrections import Corrections
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.chains import Equalization
+from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.types import CorrectionGain, Placement, Site
 

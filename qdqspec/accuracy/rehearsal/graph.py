@@ -20,9 +20,8 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.biases import BIAS_INPUT
-from qdqspec.qdq.edit.pairs import Pair, PairMaker
-from qdqspec.qdq.edit.raised import RaisedInputs
+from qdqspec.qdq.edit.insert import RaisedInputs
+from qdqspec.qdq.edit.pairs import BIAS_INPUT, Pair, PairMaker
 from qdqspec.qdq.quantize.formats import number_format
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.qdq.space.units import Edge

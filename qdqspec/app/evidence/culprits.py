@@ -24,7 +24,7 @@ from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization
+from qdqspec.qdq.edit.chains import Equalization
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
 from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site

@@ -17,9 +17,9 @@ from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.given import OwnCopy, fixed_in
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.qdq.edit.equalize import EQUALIZED
-from qdqspec.qdq.quantize.corrections import WeightKey, weight_key
+from qdqspec.qdq.edit.chains import EQUALIZED
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.quantize.quantizer import WeightKey, weight_key
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
 from qdqspec.qdq.read.strip import strip_qdq

@@ -18,7 +18,8 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import ScaledConstant, equalizations_of, scaled
+from qdqspec.qdq.edit.chains import ScaledConstant
+from qdqspec.qdq.edit.equalize import equalizations_of, scaled
 from qdqspec.qdq.quantize.scales import along
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
 from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons

@@ -17,7 +17,7 @@ from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
-from qdqspec.qdq.edit.biases import bias_record
+from qdqspec.qdq.edit.pairs import bias_record
 from qdqspec.qdq.read.recognize import (
     blocks_of,
     found_scales,

@@ -17,9 +17,10 @@ from qdqspec.graph.float32 import converted_like, is_converted
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.edit.equalize import Equalization, ScaledValues, equalizations_of
-from qdqspec.qdq.quantize.corrections import MOST_STEPS, rounding_text
+from qdqspec.qdq.edit.chains import Equalization
+from qdqspec.qdq.edit.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as
+from qdqspec.qdq.quantize.quantizer import MOST_STEPS, rounding_text
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
 from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts

@@ -31,9 +31,9 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
-from qdqspec.qdq.edit.biases import BIAS_INPUT, biases_before
 from qdqspec.qdq.edit.equalize import products_of, restored
-from qdqspec.qdq.edit.raised import RAISED_FROM, RaisedInputs, raised
+from qdqspec.qdq.edit.insert import RAISED_FROM, RaisedInputs, raised
+from qdqspec.qdq.edit.pairs import BIAS_INPUT, biases_before
 from qdqspec.qdq.read.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
 

@@ -25,12 +25,12 @@ from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
-from qdqspec.qdq.edit.biases import biased_layer
-from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
+from qdqspec.qdq.edit.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.edit.equalize import equalized, misfit_of
 from qdqspec.qdq.edit.insert import Inserted, insert_qdq
-from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.quantize.corrections import unpacked, weight_key
+from qdqspec.qdq.edit.pairs import biased_layer, misfit
 from qdqspec.qdq.quantize.formats import QuantParams, number_format
+from qdqspec.qdq.quantize.quantizer import unpacked, weight_key
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.scheme.match import Matcher
 from qdqspec.types import Consumer, PlacedPair, Placement, Site

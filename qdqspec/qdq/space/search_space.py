@@ -1,26 +1,37 @@
 """The search space: the units of a model with the labels of each, and the placement of each choice of labels.
 
-Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs, by `PairEdges`. `project` is the inverse for
-placements of other tools and models.
+Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs. A pair can be inserted on an edge (a tensor and
+its reader) in one format. If two formats meet on an edge, the reader's pair is inserted: its kernel requires it, and
+the producer outputs float on that edge. `project` is the inverse for placements of other tools and models.
+
+A reader with only its weight quantized reads floats if the producer can output floats. Some runtimes need that: there
+a producer that can output integers only stays in float, and no pair is put before operators that the runtime would
+move pairs past to that reader. A unit whose weight the runtime would quantize itself, because its inputs and results
+have pairs, is ``in+out``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import NamedTuple, TypeAlias
 
+from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import is_default
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import RUN_TIME
-from qdqspec.qdq.space.pair_edges import PairEdges
+from qdqspec.qdq.quantize.formats import RUN_TIME, number_format
 from qdqspec.qdq.space.unit_finder import UnitFinder
 from qdqspec.qdq.space.units import (
     Edge,
     Form,
     Unit,
     apply_rules,
+    data_edges,
     edges_after,
     edges_before,
     format_choices,
@@ -52,13 +63,19 @@ class SchemeSpace:
         self._capabilities = capabilities
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        found = tuple(self.finder.find(allowed))
-        self.stages: dict[str, tuple[Unit, ...]] = apply_rules(model, found, capabilities.rules)
+        self.stages: dict[str, tuple[Unit, ...]] = apply_rules(
+            model, tuple(self.finder.find(allowed)), capabilities.rules
+        )
         *_, found = self.stages.values()
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         self._closed = frozenset(denied) | outside
         self._denied = frozenset((*denied, *self._quantized_unasked(found)))
-        self.units = tuple(map(self._drop_denied_outputs, found))
+        units = []
+        for unit in found:  # without outputs that only denied nodes read, because these read floating point
+            outputs = [t for t in unit.outputs if any(e.node not in self._denied for e in model.ends(t))]
+            out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
+            units.append(with_results(unit, tuple(outputs), out_edges))
+        self.units = tuple(units)
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
         # of each format; dynamic ones where a unit has one
@@ -90,32 +107,19 @@ class SchemeSpace:
         self._units = tuple(unit for unit in units if unit.forms)
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
-        self._edges = PairEdges(self.model, self.by_id, self.result_edges, self._capabilities)
-
-    def _drop_denied_outputs(self, unit: Unit) -> Unit:
-        """The unit without outputs that only denied nodes read, because denied nodes read floating point."""
-        outputs = tuple(
-            t for t in unit.outputs if any(e.node not in self._denied for e in self.model.ends(t))
-        )
-        out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
-        return with_results(unit, outputs, out_edges)
+        self._edges = _PairEdges(self.model, self.by_id, self.result_edges, self._capabilities)
 
     @property
     def bias_sources(self) -> dict[Consumer, tuple[Site, Site]]:
         """For the consumer of each int32 bias, the sites of the activation and the weight of its product."""
-        return {
-            bias.consumers[0]: (
-                Site(
-                    tensor=unit.edges[0][0],
-                    consumers=(unit.edges[0][1],),
-                    format=form.choice.activation or "",
-                ),
-                form.constants[0],
-            )
-            for unit in self.units
-            for form in unit.forms
-            for bias in form.biases
-        }
+        found = {}
+        for unit in self.units:
+            for form in unit.forms:
+                for bias in form.biases:
+                    tensor, end = unit.edges[0]
+                    data = Site(tensor=tensor, consumers=(end,), format=form.choice.activation or "")
+                    found[bias.consumers[0]] = data, form.constants[0]
+        return found
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -128,8 +132,23 @@ class SchemeSpace:
 
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space without labels that need an activation without a calibrated range."""
+        units = []
+        for unit in self.units:
+            if all(tensor in tensors for tensor, _ in unit.edges):
+                outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
+                out_edges = tuple(edge for edge in unit.out_edges if edge[0] in tensors)
+                units.append(with_results(unit, outputs, out_edges))
+                continue
+            forms = []  # weights alone, and ranges found at run time
+            for form in unit.forms:
+                if form.choice.activation is None:
+                    forms.append(form)
+                elif "dynamic" in form.kinds:
+                    forms.append(replace(form, kinds=("dynamic",), biases=()))
+            edges = unit.edges if any("dynamic" in form.kinds for form in forms) else ()
+            units.append(replace(unit, edges=edges, outputs=(), out_edges=(), forms=tuple(forms)))
         smaller = copy(self)
-        smaller.units = tuple(_keep_calibrated(unit, tensors) for unit in self.units)
+        smaller.units = tuple(units)
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
@@ -182,24 +201,6 @@ class SchemeSpace:
         return {unit: label for unit, label in full.items() if label != "fp"}
 
 
-def _drop_ranges(form: Form) -> Form:
-    """The form with the kinds that need no calibrated range: weights alone, and ranges found at run time."""
-    if form.choice.activation is None:
-        return form
-    kinds: tuple[Kind, ...] = ("dynamic",) if "dynamic" in form.kinds else ()
-    return replace(form, kinds=kinds, biases=())
-
-
-def _keep_calibrated(unit: Unit, tensors: Collection[str]) -> Unit:
-    """The unit with its calibrated parts: if an edge is not calibrated, only forms without static ranges remain."""
-    if not all(tensor in tensors for tensor, _ in unit.edges):
-        alone = tuple(form for form in map(_drop_ranges, unit.forms) if form.kinds)
-        edges = unit.edges if any("dynamic" in form.kinds for form in alone) else ()
-        return replace(unit, edges=edges, outputs=(), out_edges=(), forms=alone)
-    outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
-    return with_results(unit, outputs, tuple(edge for edge in unit.out_edges if edge[0] in tensors))
-
-
 def project(space: SchemeSpace, placement: Placement) -> Placement:
     """The placement of the labels derived from the sites. A placement of the space itself is unchanged."""
     return space.resolve(labels_of(space, placement))
@@ -209,15 +210,26 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     """The label of each unit that is wholly quantized: all inputs, its weight, and for integers out its outputs.
 
     Several placements are merged. Of the formats of a unit, it gets the one most similar to its sites;
-    otherwise formats and axes are ignored and taken from the space.
+    otherwise formats and axes are ignored and taken from the space. Readers of floats do not count for the outputs.
     """
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
     forms = {unit.id: form for unit in space.units if (form := _choose_form(unit, covered)) is not None}
     floats = {end for _, end in space.float_edges(forms)}
-    found = {
-        name: _choose_label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()
-    }
-    return {name: label for name, label in found.items() if label != "fp"}
+    found: dict[str, Label] = {}
+    for name, form in forms.items():
+        unit = space.by_id[name]
+        results = [end for _, end in space.result_edges(unit)]
+        is_covered = any(end in covered for end in results) and all(
+            end in covered or end in floats for end in results
+        )
+        has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
+        wanted: Kind = "in+out" if is_covered and not has_integer_bias else "in-only"
+        if {covered.get(end) for _, end in unit.edges} == {RUN_TIME} and "dynamic" in form.kinds:
+            wanted = "dynamic"
+        kind = wanted if wanted in form.kinds else "in-only"
+        if kind in form.kinds:
+            found[name] = label_of(form.choice.name, kind)
+    return found
 
 
 def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
@@ -236,16 +248,200 @@ def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
     return max(similar, key=similar.__getitem__, default=None)
 
 
-def _choose_label(
-    space: SchemeSpace, unit: Unit, form: Form, covered: Mapping[Consumer, str], floats: Collection[Consumer]
-) -> Label:
-    """``in+out`` if all readers of the results are quantized; readers of floats do not count."""
-    has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
-    results = [end for _, end in space.result_edges(unit)]
-    quantized = [end for end in results if end in covered]
-    is_result_covered = bool(quantized) and all(end in covered or end in floats for end in results)
-    wanted: Kind = "in+out" if is_result_covered and not has_integer_bias else "in-only"
-    if {covered.get(end) for _, end in unit.edges} == {RUN_TIME} and "dynamic" in form.kinds:
-        wanted = "dynamic"
-    kind = wanted if wanted in form.kinds else "in-only"
-    return label_of(form.choice.name, kind) if kind in form.kinds else "fp"
+# ---- which pairs follow from labels ------------------------------------------------------------------
+
+
+class _Key(NamedTuple):
+    """A pair without its readers: tensor, format, and what keeps it apart from other pairs on the tensor."""
+
+    tensor: str
+    format: str
+    axis: int | None
+    owner: str | None  # the unit of a bias, "" of another constant, `None` of an activation
+    scope: str  # the graph that reads an activation: kernels are fused within one
+
+
+_PairEdge: TypeAlias = tuple[_Key, Consumer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Choice:
+    """A label of a unit, and its edges."""
+
+    unit: str
+    label: Label
+    reads: tuple[_PairEdge, ...]  # have a pair
+    makes: tuple[_PairEdge, ...]  # have a pair unless a reader needs otherwise
+    floats: frozenset[Edge]  # have no pair
+    yields: bool  # whether it can output float instead
+
+
+class _PairEdges:
+    """The edges of each choice of a label for a unit, and the placement of all choices together.
+
+    ``results`` returns the edges after a unit that are quantized if it outputs integers. ``capabilities`` names the
+    ops that the runtime quantizes if what they read and give is quantized.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        units: Mapping[str, Unit],
+        results: Callable[[Unit], Iterable[Edge]],
+        capabilities: Capabilities,
+    ) -> None:
+        self._model, self._units = model, units
+        self._results, self._capabilities = results, capabilities
+        self._choice = cache(self._make_choice)
+        self._site = cache(self._make_site)  # large placements compare sites by identity
+
+    def placement(self, labels: Mapping[str, Label]) -> Placement:
+        """The placement if each unit has its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
+        choices = [self._choice(unit, label) for unit, label in sorted(labels.items()) if label != "fp"]
+        if self._capabilities.carriers:
+            choices = self._before_floats(choices)
+        floats = self.float_products({choice.unit for choice in choices})
+        covered = _cover_edges(choices, floats)
+        added = {}
+        for one, places in self._completions:
+            lacks_pair = any(edge[0].owner is not None and edge not in covered for edge in one.reads)
+            if lacks_pair and not any(map(covered.isdisjoint, places)):
+                added[one.unit] = one
+        if added:
+            every = {choice.unit: choice for choice in choices} | added
+            choices = [every[unit] for unit in sorted(every)]
+            covered = _cover_edges(choices, floats)
+        readers: defaultdict[_Key, set[Consumer]] = defaultdict(set)
+        for key, end in covered:
+            readers[key].add(end)
+        sites = frozenset(self._site(key, frozenset(ends)) for key, ends in readers.items())
+        return Placement(sites=sites, labels=tuple((choice.unit, choice.label) for choice in choices))
+
+    def _make_site(self, key: _Key, ends: frozenset[Consumer]) -> Site:
+        return Site(
+            tensor=key.tensor,
+            consumers=tuple(ends),
+            format=key.format,
+            axis=key.axis,
+            weight=key.owner is not None,
+        )
+
+    def _before_floats(self, choices: list[_Choice]) -> list[_Choice]:
+        """The choices without those of units that quantize an edge which is to be float, and cannot omit its pair."""
+        while True:
+            floats = self.float_products({choice.unit for choice in choices}).union(
+                *(choice.floats for choice in choices)
+            )
+            kept = []
+            for choice in choices:
+                fixed = choice.reads if choice.yields else (*choice.reads, *choice.makes)
+                if not any((key.tensor, end) in floats for key, end in fixed):
+                    kept.append(choice)
+            if len(kept) == len(choices):
+                return kept
+            choices = kept  # a product may now be float
+
+    def float_products(self, quantized: Collection[str]) -> frozenset[Edge]:
+        """The edges before products of activations that are not in these units."""
+        return frozenset(edge for unit, edges in self._products if unit not in quantized for edge in edges)
+
+    @cached_property
+    def _products(self) -> list[tuple[str, list[Edge]]]:
+        """The unit of each product of activations, and the edges before it; none if pairs have one format only.
+
+        A kernel would compute it from both operands as they are, and there is none for operands of two formats.
+        """
+        model, carriers = self._model, self._capabilities.carriers
+        forms = (form for unit in self._units.values() for form in unit.forms if "in+out" in form.kinds)
+        if not carriers or len({form.choice.activation for form in forms}) < 2:
+            return []
+        owner = {node: unit.id for unit in self._units.values() for node in unit.nodes}
+        found = []
+        for node in model.nodes:
+            if node.op_type == "MatMul" and is_default(node) and weight_input(model, node) is None:
+                own = data_edges(model, node)
+                before = [found for edge in own for found in edges_before(model, edge, carriers)]
+                found.append((owner.get(node.name, ""), before))
+        return found
+
+    def float_edges(self, unit: Unit) -> Iterator[Edge]:
+        """The edges without pairs if a unit reads floats: its own, and those from which pairs would move there."""
+        carriers = self._capabilities.carriers
+        own = data_edges(self._model, self._model.by_name[unit.id]) if carriers else unit.edges
+        return (found for edge in own for found in edges_before(self._model, edge, carriers))
+
+    def _make_choice(self, name: str, label: Label) -> _Choice:
+        unit = self._units.get(name)
+        if unit is None:
+            near = did_you_mean(name, tuple(self._units))
+            raise PlacementError(f"'{name}' is no unit that can be labelled{near}", where=self._model.where)
+        offered = (*unit.labels, *unit.halves)
+        if label not in offered:
+            raise PlacementError(
+                f"unit '{name}' cannot be '{label}'{did_you_mean(label, offered)}",
+                where=self._model.where,
+                cure=f"it can be {', '.join(offered)}",
+            )
+        form, kind = unit.form_of(label), kind_of(label)
+        gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
+        fmt = form.choice.reads(kind)
+        constants = [(site, "") for site in form.constants] if kind != "activation-only" else []
+        constants += [(site, unit.id) for site in form.biases] if kind == "in-only" else []
+        reads = [self._activation(edge, fmt) for edge in unit.edges] if fmt is not None else []
+        reads += [
+            (_Key(site.tensor, site.format, site.axis, owner, ""), end)
+            for site, owner in constants
+            for end in site.consumers
+        ]
+        return _Choice(
+            unit=unit.id,
+            label=label,
+            reads=tuple(reads),
+            makes=tuple(self._activation(edge, fmt or "") for edge in self._results(unit)) if gives else (),
+            floats=frozenset(self.float_edges(unit)) if fmt is None else frozenset(),
+            yields="in-only" in form.kinds,
+        )
+
+    @cached_property
+    def _completions(self) -> list[tuple[_Choice, list[frozenset[_PairEdge]]]]:
+        """The choices ``in+out`` of units that the runtime quantizes if what they read and give is quantized.
+
+        With each, for each edge before and after the unit, the edges on which a pair reaches it.
+        """
+        found = []
+        model, past = self._model, self._capabilities.moved_past
+        for unit in self._units.values():
+            results = tuple(self._results(unit)) if unit.op_type in self._capabilities.completes else ()
+            for form in unit.forms if results else ():
+                label, fmt = label_of(form.choice.name, "in+out"), form.choice.activation
+                if label in form.labels and fmt is not None:
+                    around = [[*edges_before(model, edge, past)] for edge in unit.edges]
+                    around += [[*edges_after(model, edge, past)] for edge in results]
+                    places = [frozenset(self._activation(edge, fmt) for edge in edges) for edges in around]
+                    found.append((self._choice(unit.id, label), places))
+        return found
+
+    def _activation(self, edge: Edge, fmt: str) -> _PairEdge:
+        """An edge in an activation format; blocks are along the last axis, which products are summed over."""
+        tensor, end = edge
+        blocked = bool(fmt) and number_format(fmt).block
+        axis = len(self._model.shape(tensor) or ()) - 1 if blocked else None
+        scope = "" if not self._model.has_bodies or end.is_output else self._model.by_name[end.node].scope
+        return _Key(tensor, fmt, axis, None, scope), end
+
+
+def _cover_edges(choices: list[_Choice], floats: frozenset[Edge]) -> set[_PairEdge]:
+    """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
+
+    A reader may need another format, or float if the producer can omit its pair. ``floats`` are more edges that are to
+    be float.
+    """
+    covered = {edge for choice in choices for edge in choice.reads}
+    wanted = {(key.tensor, end): key for key, end in covered}
+    floats = floats.union(*(choice.floats for choice in choices)).difference(wanted)
+    for choice in choices:
+        for key, end in choice.makes:
+            edge = key.tensor, end
+            if wanted.get(edge, key) == key and not (choice.yields and edge in floats):
+                covered.add((key, end))
+    return covered

@@ -17,8 +17,7 @@ from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import Corrections, weight_key
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer, weight_key
 from qdqspec.qdq.quantize.ranges import TensorRange
 from qdqspec.qdq.space.search_space import SchemeSpace
 from qdqspec.types import Placement

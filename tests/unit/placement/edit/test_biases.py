@@ -15,10 +15,9 @@ from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.biases import biased_layer
 from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import Corrections, weight_key
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.edit.pairs import biased_layer
+from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer, weight_key
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
 from qdqspec.qdq.read.strip import strip_qdq

@@ -23,18 +23,8 @@ from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.branches import find_branches
-from qdqspec.qdq.edit.equalize import (
-    EQUALIZED,
-    branched,
-    branches_of,
-    equalized,
-    find_chains,
-    misfit_of,
-    products_of,
-    restored,
-    touched,
-)
+from qdqspec.qdq.edit.chains import EQUALIZED, branched, find_branches, find_chains
+from qdqspec.qdq.edit.equalize import branches_of, equalized, misfit_of, products_of, restored, touched
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.read.diff import diff_models
 from qdqspec.qdq.read.import_qdq import import_placement
