@@ -206,7 +206,7 @@ def _dequantized(model: Model) -> int:
     """
     from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.fold import with_constant_numbers
-    from qdqspec.qdq.read.recognize import is_op, makes_scale
+    from qdqspec.qdq.read.numbers import is_op, makes_scale
 
     model = with_pairs(with_constant_numbers(model))
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))

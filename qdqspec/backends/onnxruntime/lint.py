@@ -23,7 +23,7 @@ from qdqspec.qdq.lint import rules
 from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset, unequal_scales
 from qdqspec.qdq.lint.view import LAYOUT, View, interpolates, type_name
 from qdqspec.qdq.quantize.formats import BLOCK_SIZES
-from qdqspec.qdq.read.recognize import is_op
+from qdqspec.qdq.read.numbers import is_op
 
 TARGETS = ("onnxruntime-cpu",)
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"

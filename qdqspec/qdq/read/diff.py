@@ -21,9 +21,9 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.chains import ScaledConstant
 from qdqspec.qdq.edit.equalize import equalizations_of, scaled
 from qdqspec.qdq.quantize.scales import along
-from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
+from qdqspec.qdq.read.numbers import Numbers
 from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons
-from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
+from qdqspec.qdq.read.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.types import Consumer
 
 

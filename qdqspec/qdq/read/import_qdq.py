@@ -22,8 +22,8 @@ from qdqspec.qdq.edit.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as
 from qdqspec.qdq.quantize.quantizer import MOST_STEPS, rounding_text
 from qdqspec.qdq.quantize.scales import quantize
-from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
+from qdqspec.qdq.read.numbers import Numbers
+from qdqspec.qdq.read.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.qdq.scheme.match import positions
 from qdqspec.qdq.scheme.scheme_file import fit_pairs, params_of
 from qdqspec.types import Consumer, PlacedPair, Placement, Site

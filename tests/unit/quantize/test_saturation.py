@@ -200,7 +200,7 @@ def test_values_beyond_an_end_give_nearly_the_result_of_the_end(
         return np.broadcast_to(found, (len(values), 1, 2)).reshape(len(values), -1).astype(np.float64)
 
     values, kept = np.linspace(low, high, 4001), end.within(span)
-    steepest = np.abs(np.diff(of(values), axis=0)).max(axis=0) * 4000 / 255  # the change by one step of 8 bits
+    steepest = np.abs(np.diff(of(values), axis=0)).max(axis=0) * 4000 / 255  # by one step of 8 bits
     lost = np.abs(of(np.clip(values, kept.low, kept.high)) - of(values)).max(axis=0)
     assert (lost <= 1.1 / 32 * steepest + 1e-6).all()
 

@@ -27,7 +27,7 @@ from qdqspec.graph.trt import FP4_DYNAMIC
 from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset
 from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
 from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.read.recognize import is_constant
+from qdqspec.qdq.read.numbers import is_constant
 from qdqspec.qdq.space.units import WEIGHT_AXES, dynamic_misfit
 
 _TAKEN = frozenset(
