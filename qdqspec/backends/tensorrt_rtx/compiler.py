@@ -21,7 +21,7 @@ from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt_rtx.options import RtxOptions
 from qdqspec.backends.tensorrt_rtx.replay import replay_command
 from qdqspec.errors import BackendError
-from qdqspec.qdq.lint.loads import named_node
+from qdqspec.qdq.lint.rules import named_node
 
 if TYPE_CHECKING:
     import tensorrt as trt
