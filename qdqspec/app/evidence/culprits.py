@@ -26,7 +26,8 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.chains import Equalization
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.qdq.scheme.match import fit_pairs, prepared_for
+from qdqspec.qdq.scheme.scheme_file import SchemeNumbers
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs listed by default

@@ -24,8 +24,8 @@ from qdqspec.qdq.quantize.quantizer import MOST_STEPS, rounding_text
 from qdqspec.qdq.quantize.scales import quantize
 from qdqspec.qdq.read.numbers import Numbers
 from qdqspec.qdq.read.strip import FoundPair, find_pairs, strip_with_parts
-from qdqspec.qdq.scheme.match import positions
-from qdqspec.qdq.scheme.scheme_file import fit_pairs, params_of
+from qdqspec.qdq.scheme.match import fit_pairs, positions
+from qdqspec.qdq.scheme.scheme_file import params_of
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _SUPERSEDED = (

@@ -1,4 +1,4 @@
-"""Finds the sites of a placement in a model with other names of tensors or nodes.
+"""Finds the sites of a placement, and fits their numbers, in a model with other names of tensors or nodes.
 
 Quantizing tools rename tensors, and exporters rename nodes. A site is searched by its own names; then by the
 nodes that read it, which keep their names more often than tensors do; then by the position of these nodes in
@@ -9,37 +9,28 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
+import numpy as np
+
+from qdqspec._core.units import names_text
+from qdqspec.errors import PlacementError
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_commutative
-from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.types import Consumer, Site
+from qdqspec.qdq.edit.chains import Equalization
+from qdqspec.qdq.edit.equalize import equalized, misfit_of
+from qdqspec.qdq.edit.pairs import biased_layer, misfit
+from qdqspec.qdq.quantize.formats import number_format
+from qdqspec.qdq.quantize.quantizer import unpacked
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
-_ROUNDS = 3  # largest distance of neighbours that distinguish nodes
-
+STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
 # Tools remove and insert these, so that they do not count for the positions of others.
 _PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
-
-
-def positions(model: Model) -> dict[str, str]:
-    """The position of each node in the graph, as text independent of the names of tensors and nodes.
-
-    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to
-    three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
-    the inputs on.
-    """
-    labels = _label_nodes(model)
-    alike: defaultdict[str, list[Node]] = defaultdict(list)
-    for node in model.nodes:
-        alike[labels[node.name]].append(node)
-    return {
-        node.name: f"{node.op_type}:{label}:{number}/{len(nodes)}"
-        for label, nodes in alike.items()
-        for number, node in enumerate(nodes, start=1)
-    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,8 +108,158 @@ class Matcher:
         return {position: name for name, position in positions(self.model).items()}
 
 
-def _label_nodes(model: Model) -> dict[str, str]:
-    """A label for each node, equal for nodes with the same surroundings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPairs:
+    """The pairs of a scheme under the names of one model.
+
+    ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
+    part; both by their names in the scheme.
+    """
+
+    pairs: tuple[PlacedPair, ...]
+    moved: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def placement(self) -> Placement:
+        """The sites without numbers."""
+        return Placement(sites=frozenset(pair.site for pair in self.pairs))
+
+    def notes(self, *, is_imported: bool) -> list[str]:
+        """Notes for the reader."""
+        notes = []
+        if self.moved:
+            notes.append(
+                f"found by the nodes that read them, {names_text(self.moved)}: this model names them otherwise"
+            )
+        if self.reasons:
+            first, reason = next(iter(self.reasons.items()))
+            many = f"{names_text(self.reasons)}; " if len(self.reasons) > 1 else ""
+            notes.append(f"left out {many}'{first}': {reason}")
+        if self.reasons and is_imported:
+            notes.append(
+                "to place the omitted sites, import the quantized model again with `--reference` and this model"
+            )
+        return notes
+
+
+def fit_pairs(
+    model: Model,
+    pairs: Iterable[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    *,
+    with_numbers: bool = True,
+) -> FittedPairs:
+    """The pairs as sites of a model. If two read the same input, the first one is kept.
+
+    Without numbers, those of a pair may be for other channels than the model has.
+    """
+    matcher = Matcher(model, positions or {})
+    fitted: list[PlacedPair] = []
+    moved: list[str] = []
+    reasons: dict[str, str] = {}
+    taken: set[Consumer] = set()
+    for pair in pairs:
+        found = matcher.find(pair.site)
+        problems = list(found.reasons)
+        for site in found.sites:
+            there = replace(pair, site=site)
+            if with_numbers and (why := _explain_numbers(model, there)) is not None:
+                problems.append(why)
+            elif taken.intersection(site.consumers):
+                problems.append("another site of the scheme quantizes the same input")
+            else:
+                taken.update(site.consumers)
+                fitted.append(there)
+                moved += [] if site == pair.site else [pair.site.tensor]
+        if problems:
+            reasons[pair.site.tensor] = problems[0]
+    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
+
+
+def prepared_for(
+    model: Model,
+    pairs: Sequence[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    factors: Sequence[Equalization] = (),
+) -> tuple[Model, list[str]]:
+    """The model that the sites were made for, equalized by these factors, and notes.
+
+    It is folded as in tuning unless more pairs fit it without: folding replaces two tensors by one. Raises
+    `PlacementError` if it cannot have the factors.
+    """
+    folded = fold_weights(model)
+    found, notes = model, []
+    if pairs and folded.missing:
+        fits = [fit_pairs(each, pairs, positions) for each in (model, folded.model)]
+        # most pairs, then most by their own names
+        given, other = ((len(fit.pairs), -len(fit.moved)) for fit in fits)
+        if given <= other:
+            found, notes = folded.model, [folded.note]
+    if (why := misfit_of(found, factors)) is not None:
+        raise PlacementError(
+            f"the scheme is for scaled channels, and {why}",
+            where=model.where,
+            cure="apply it to the float model that it was made for",
+        )
+    return equalized(found, factors), notes
+
+
+def _explain_numbers(model: Model, pair: PlacedPair) -> str | None:
+    """The reason why the numbers or corrections of a pair do not fit its site in a model; ``None`` if they do."""
+    site, shape, fmt = pair.site, shape_of(model, pair.site), number_format(pair.site.format)
+    if (reason := misfit(model, site)) is not None:
+        return reason
+    layer = biased_layer(model, site) if pair.bias else None
+    if pair.bias and layer is None:
+        return "the scheme corrects the bias of its layer, which has none of its own"
+    checked = "its rounding"
+    try:
+        if pair.rounding:
+            unpacked(pair.rounding, STEPS, prod(shape))
+        checked = "the bias of its layer"
+        if layer is not None:
+            unpacked(pair.bias, SHIFTS, layer.channels)
+    except ValueError as error:
+        return f"{checked} does not fit: {error}"
+    if site.axis is None or (fmt.dynamic and not site.weight):
+        return None
+    channels = shape[site.axis] if site.axis < len(shape) else 0
+    wanted = prod(shape) // channels * -(-channels // fmt.block) if fmt.block and channels else channels
+    if wanted != len(pair.scale):
+        what = f"blocks of {fmt.block}" if fmt.block else "channels"
+        return f"it has {wanted or 'no'} {what} on axis {site.axis}, the scheme {len(pair.scale)}"
+    return None
+
+
+def shape_of(model: Model, site: Site) -> tuple[int, ...]:
+    """The shape of a constant; unknown dimensions of other tensors are 0."""
+    return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
+
+
+# ---- positions of nodes -------------------------------------------------------------------------------
+
+
+def positions(model: Model) -> dict[str, str]:
+    """The position of each node in the graph, as text independent of the names of tensors and nodes.
+
+    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to
+    three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
+    the inputs on.
+    """
+    labels = _label_nodes(model)
+    alike: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in model.nodes:
+        alike[labels[node.name]].append(node)
+    return {
+        node.name: f"{node.op_type}:{label}:{number}/{len(nodes)}"
+        for label, nodes in alike.items()
+        for number, node in enumerate(nodes, start=1)
+    }
+
+
+def _label_nodes(model: Model, rounds: int = 3) -> dict[str, str]:
+    """A label for each node, equal for nodes with the same surroundings of up to ``rounds`` nodes on either side."""
     labels = {}
     for node in model.nodes:  # shapes of constants that are weights; biases and bounds are ignored
         dims = [list(model.constants[name].dims) for name in node.inputs if name in model.constants]
@@ -126,7 +267,7 @@ def _label_nodes(model: Model) -> dict[str, str]:
         labels[node.name] = _digest([node.domain, node.op_type, *weights])
     readers = {node.name: _find_readers(model, node) for node in model.nodes}
     makers = {node.name: _find_makers(model, node) for node in model.nodes}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         before, labels = labels, {}
         for node in model.nodes:
             operands = [before.get(name, name) for name in makers[node.name]]
