@@ -234,7 +234,20 @@ def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Num
 
     A scale of shape [1] is one for the whole tensor, unless the named axis has one element itself.
     """
-    scale, scale_type, outer = _read_scales(model, node)
+    scale, outer = scale_of(model, node).astype(np.float32), None
+    stored: int = TensorProto.FLOAT8E8M0
+    maker = model.producer.get(node.inputs[1])
+    if node.inputs[1] not in model.constants and maker is not None:
+        stored, factor = model.constants[maker.inputs[0]].data_type, model.array(maker.inputs[1])
+        if len(maker.inputs) == 2 and factor.size == 1:
+            scale, outer = (
+                model.array(maker.inputs[0]).astype(np.float32),
+                factor.astype(np.float32).reshape(()),
+            )
+        else:
+            stored = TensorProto.FLOAT  # only the result of the operator is known
+    elif not is_pair_op(node.proto):
+        stored = model.constants[node.inputs[1]].data_type
     zero_point = np.zeros(scale.shape, np.float32)
     if given := node.input_at(2):
         zero_point = zero_point + model.array(given).astype(np.float32).reshape(zero_point.shape)
@@ -256,21 +269,6 @@ def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Num
         axis=axis,
         block=block,
         precision=node.number("precision", 0),
-        scale_type=scale_type,
+        scale_type=None if stored in FLOATS else stored,
         outer=outer,
     )
-
-
-def _read_scales(
-    model: Model, node: Node
-) -> tuple[npt.NDArray[np.float32], int | None, npt.NDArray[np.float32] | None]:
-    """The scale of a Q or DQ, its storage type if that is narrow, and its factor."""
-    maker = model.producer.get(node.inputs[1])
-    if node.inputs[1] not in model.constants and maker is not None:
-        inner, outer = model.array(maker.inputs[0]), model.array(maker.inputs[1]).astype(np.float32)
-        if len(maker.inputs) == 2 and outer.size == 1:  # else only the result of the operator is known
-            stored = model.constants[maker.inputs[0]].data_type
-            return inner.astype(np.float32), stored, outer.reshape(())
-        return scale_of(model, node).astype(np.float32), None, None
-    stored = TensorProto.FLOAT8E8M0 if is_pair_op(node.proto) else model.constants[node.inputs[1]].data_type
-    return scale_of(model, node).astype(np.float32), None if stored in FLOATS else stored, None
