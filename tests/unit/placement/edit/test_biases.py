@@ -74,11 +74,6 @@ def test_the_rehearsal_computes_the_outputs_of_the_built_model(bias: str, tmp_pa
             np.testing.assert_allclose(rehearsal.engine(placement).run(feed)["y"], expected, rtol=1e-6)
 
 
-def test_an_added_bias_is_named_after_its_weight() -> None:
-    made = insert_qdq(model_of("none"), PLACEMENT, numbers_of(model_of("none"), *SHIFTS)).proto
-    assert {"w_bias", "v_bias"} <= {tensor.name for tensor in made.graph.initializer}
-
-
 @pytest.mark.parametrize("bias", ["shared", "graph input"])
 def test_a_bias_that_is_shared_or_a_graph_input_is_not_corrected(bias: str) -> None:
     model = model_of(bias)

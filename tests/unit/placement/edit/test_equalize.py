@@ -300,20 +300,6 @@ def test_factors_change_no_bit_of_the_outputs_and_are_removed_again(exponents: l
     assert restored(scaled.flat).SerializeToString() == model.flat.SerializeToString()
 
 
-def test_bad_factors_are_rejected() -> None:
-    model = residual_model()
-    (change,) = branched(model)
-    assert misfit_of(model, [change]) is None
-    assert "cannot be scaled in it" in str(misfit_of(residual_model("relu"), [change]))
-    assert "cannot be scaled in it" in str(misfit_of(model, [replace(change, exponents=(0,) * 9)]))
-    weight = next(one for one in model.proto.graph.initializer if list(one.dims) == [8, WIDE])
-    values = numpy_helper.to_array(weight).copy()
-    values[0, 0] = 3e38
-    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
-    most = replace(change, exponents=(-10,) * 8)
-    assert "to be scaled exactly" in str(misfit_of(Model(model.proto), [most]))
-
-
 def prepared(
     session: Session, folder: Path, outlier: float = 100.0, corrections: object = ("equalization",)
 ) -> Prepared:

@@ -65,21 +65,6 @@ def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
         assert placement_of(Frames(model, regions), {key: schemes[key]}) == placement
 
 
-def test_commutative_operands_are_matched_by_their_producers() -> None:
-    model = model_of(
-        """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
-            a = Conv(x, w)  b = Relu(a)  p = Add(a, b)  y = Sigmoid(p)
-            c = Conv(x, w)  d = Relu(c)  q = Add(d, c)  z = Sigmoid(q) }"""
-    )
-    regions = cut(model, ["a", "b", "p", "y"], ["c", "d", "q", "z"])
-    one = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
-    first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
-    assert first.pattern == second.pattern
-    scheme = schemes_of(Frames(model, regions), one)[first.id]
-    (site,) = placement_of(Frames(model, regions), {second.id: scheme}).sites
-    assert (site.tensor, [end.node for end in site.consumers]) == ("d", ["q"])
-
-
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
 def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
     model = model_of(TWINS)

@@ -114,13 +114,6 @@ def test_a_float_convolution_between_quantized_ones_is_quantized_like_them(
     assert ("w1" in {site.tensor for site in placement.sites}) is completed
 
 
-def test_activations_alone_are_completed_and_weights_alone_are_not() -> None:
-    space = space_around("c = Relu (b)")
-    full = space.resolve({"middle": "in+out"})
-    assert space.resolve({"middle": "activation-only"}) == full
-    assert all(site.weight for site in space.resolve({"middle": "weight-only"}).sites)
-
-
 @pytest.mark.parametrize("kept", ["first", "last", "result"])
 def test_a_convolution_with_float_on_one_side_stays_float(kept: str) -> None:
     read_in_float = ("c = Relu (b)  s = Sin (c)", "float[1,4,6,6] z, float[1,4,6,6] s")
@@ -147,12 +140,6 @@ def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
     before = {node.name for node in model.nodes if "p" in node.outputs}
     assert "last" in quantized
     assert quantized.isdisjoint({"middle", *before})
-
-
-def test_a_convolution_before_one_that_is_not_allowed_is_quantized_if_the_next_is_not() -> None:
-    """No pair follows the one that is not allowed, so that ONNX Runtime leaves its weight."""
-    space = space_around("c = Relu (b)", allowed={"first"})
-    assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
 
 
 def test_runtimes_that_quantize_no_weight_leave_it_float() -> None:
