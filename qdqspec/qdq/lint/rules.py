@@ -52,10 +52,6 @@ class Rule:
         """Whether the rule applies to a version of the runtime; if that is unknown, to the newest."""
         return not self.until if runtime is None else _is_between(runtime, self.since, self.until)
 
-    def is_for(self, target: LintTarget) -> bool:
-        """Whether it is one of a target's rules, in some version at least."""
-        return any(target == each or target.startswith(f"{each}.") for each in self.targets)
-
     def scope(self, versions: Sequence[Version]) -> str:
         """The versions among those judged that it applies to, and those where that is unknown; empty if it is all."""
         holding = [version for version in versions if self.holds_for(version)]
@@ -124,7 +120,11 @@ def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
         if module := hooks.declaration_of(backend).lint_rules:
             importlib.import_module(module)
     known = sorted(_RULES.values(), key=lambda each: each.id)
-    return tuple(each for each in known if target is None or each.is_for(target))
+    if target is None:
+        return tuple(known)
+    return tuple(
+        rule for rule in known if any(target == one or target.startswith(f"{one}.") for one in rule.targets)
+    )
 
 
 def formats_newer_than_opset(view: View) -> Iterator[Hit]:

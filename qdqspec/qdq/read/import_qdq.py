@@ -78,7 +78,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     equalized = equalizations_of(model.flat, apart.stripped.constants)
     for change in equalized:
         floats.add(change)
-    usable = (pair for pair in found if id(pair) not in reasons and not pair.unread)
+    usable = (pair for pair in found if id(pair) not in reasons and pair.ends)
     placed = [_place_pair(pair, apart.found.model, floats) for pair in usable]
     placed.sort(key=lambda one: (one[0].site.tensor, one[0].site.consumers))
     known = apart.found.weights.reference is not None

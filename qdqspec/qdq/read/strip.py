@@ -79,8 +79,11 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
     expected = None if reference is None else _raise_to_opset_of(model, reference)
-    work = _Stripping(recognize(model, expected))
-    proto = work.proto()
+    found = recognize(model, expected)
+    work = _Stripping(found)
+    proto = work.build()
+    if found.model.has_bodies:  # weights in bodies are where their integers were
+        proto = closed(proto, {weight: integers for integers, weight in found.place.items()})
     notes = [*work.notes()]
     if reference is not None and expected is not None:
         if _have_same_parts(proto, _make_reachable(expected, model), model):
@@ -155,12 +158,6 @@ class _Stripping:
     def __init__(self, found: Recognition) -> None:
         self.found = found
         self.biases = biases_before(found.model, found.removed)  # by name; None if the layer had none
-
-    def proto(self) -> onnx.ModelProto:
-        """The model without the pairs. Weights in bodies are where their integers were."""
-        if not self.found.model.has_bodies:
-            return self.build()
-        return closed(self.build(), {weight: integers for integers, weight in self.found.place.items()})
 
     def build(self) -> onnx.ModelProto:
         """The model without the pairs, in the flat form."""
@@ -352,7 +349,8 @@ class FoundPair:
     """
 
     tensor: str
-    ends: tuple[Consumer, ...]  # including a graph output that it makes, under the name of the tensor
+    # including a graph output that it makes, under the name of the tensor; none if only another pair reads it
+    ends: tuple[Consumer, ...]
     quantized: str
     nodes: tuple[str, ...]
     weight: bool
@@ -361,11 +359,6 @@ class FoundPair:
     problem: str = ""
     bias: str = ""  # the shift of the bias of the layer that reads this weight
     earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
-
-    @property
-    def unread(self) -> bool:
-        """Whether only another pair reads it."""
-        return not self.ends
 
     @property
     def chain(self) -> tuple[FoundPair, ...]:

@@ -53,7 +53,7 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     """
     apart = strip_with_parts(load_model(model))
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
-    pairs = [pair for pair in find_pairs(apart) if not pair.unread]
+    pairs = [pair for pair in find_pairs(apart) if pair.ends]
     evidence = []
     for name in dict.fromkeys(through):
         with TemporaryFolder() as folder:

@@ -68,11 +68,6 @@ class PatternCache:
     entries: Mapping[Key, tuple[CacheEntry, ...]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """The backends with entries."""
-        return tuple(sorted({key.backend for key in self.entries}))
-
 
 def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
     """The best entry of each scheme, the best first, at most `MOST`."""
@@ -139,9 +134,10 @@ def warm_starts(
     Entries of this device take precedence over those of others. Regions of unknown patterns stay float, and in one
     more placement are fully quantized. Raises `StateError` if the cache has entries of other backends only.
     """
-    if cache.entries and backend not in cache.backends:
+    backends = sorted({key.backend for key in cache.entries})
+    if backends and backend not in backends:
         raise StateError(
-            f"the pattern cache was made on {', '.join(cache.backends)}, not on {backend}: "
+            f"the pattern cache was made on {', '.join(backends)}, not on {backend}: "
             "speed differs between backends",
             cure=f"start from a patterns.yaml that a run on {backend} has left",
         )

@@ -16,7 +16,6 @@ from math import prod
 
 import numpy as np
 
-from qdqspec._core.units import names_text
 from qdqspec.errors import PlacementError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import QDQ_OPS, Model, Node
@@ -56,11 +55,17 @@ class Matcher:
         read: dict[str, list[Consumer]] = {}
         reasons: list[str] = []
         for end in site.consumers:
-            there = self._end(site.tensor, end)
-            if isinstance(there, str):
-                reasons.append(there)
+            node = None if end.is_output else self._node(end.node)
+            if end.is_output and site.tensor in self.model.output_ends:
+                read.setdefault(site.tensor, []).append(self.model.output_ends[site.tensor])
+            elif end.is_output:
+                reasons.append("the model has no output of that name")
+            elif node is None:
+                reasons.append(f"the model has no node '{end.node}', and none in its position")
+            elif not node.input_at(end.input):
+                reasons.append(f"node '{node.name}' has no input {end.input}")
             else:
-                read.setdefault(there[0], []).append(there[1])
+                read.setdefault(node.inputs[end.input], []).append(Consumer(node.name, end.input))
         sites = []
         for tensor, ends in read.items():
             is_weight = tensor in self.model.constants
@@ -73,19 +78,6 @@ class Matcher:
             else:
                 reasons.append(other)
         return Found(sites=tuple(sites), reasons=tuple(dict.fromkeys(reasons or (() if sites else (why,)))))
-
-    def _end(self, tensor: str, end: Consumer) -> tuple[str, Consumer] | str:
-        """A consumer in this model with the tensor that it reads, or why there is none."""
-        if end.is_output:
-            if tensor in self.model.output_ends:
-                return tensor, self.model.output_ends[tensor]
-            return "the model has no output of that name"
-        node = self._node(end.node)
-        if node is None:
-            return f"the model has no node '{end.node}', and none in its position"
-        if not node.input_at(end.input):
-            return f"node '{node.name}' has no input {end.input}"
-        return node.inputs[end.input], Consumer(node.name, end.input)
 
     def _node(self, name: str) -> Node | None:
         """The node of that name, or else of its position; it must have the same operator.
@@ -124,23 +116,6 @@ class FittedPairs:
     def placement(self) -> Placement:
         """The sites without numbers."""
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
-
-    def notes(self, *, is_imported: bool) -> list[str]:
-        """Notes for the reader."""
-        notes = []
-        if self.moved:
-            notes.append(
-                f"found by the nodes that read them, {names_text(self.moved)}: this model names them otherwise"
-            )
-        if self.reasons:
-            first, reason = next(iter(self.reasons.items()))
-            many = f"{names_text(self.reasons)}; " if len(self.reasons) > 1 else ""
-            notes.append(f"left out {many}'{first}': {reason}")
-        if self.reasons and is_imported:
-            notes.append(
-                "to place the omitted sites, import the quantized model again with `--reference` and this model"
-            )
-        return notes
 
 
 def fit_pairs(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec._core.plain_json import TooLargeError, content_sum, read_json
+from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph.declared import with_types
 from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
@@ -149,7 +150,16 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
             where=scheme if isinstance(scheme, Path) else None,
             cure=f"apply it to the model it was made for, not to {model.where}",
         )
-    notes += fitted.notes(is_imported=known.backend == IMPORTED)
+    if fitted.moved:
+        moved = names_text(fitted.moved)
+        notes.append(f"found by the nodes that read them, {moved}: this model names them otherwise")
+    if fitted.reasons:
+        first, reason = next(iter(fitted.reasons.items()))
+        many = f"{names_text(fitted.reasons)}; " if len(fitted.reasons) > 1 else ""
+        notes.append(f"left out {many}'{first}': {reason}")
+    if fitted.reasons and known.backend == IMPORTED:
+        how = "import the quantized model again with `--reference` and this model"
+        notes.append(f"to place the omitted sites, {how}")
     floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
     inserted = insert_qdq(
         prepared, fitted.placement, SchemeNumbers(prepared, fitted.pairs), floating=floating
