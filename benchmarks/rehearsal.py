@@ -37,7 +37,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.insert import Inserter
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Clock, LabelNoise, Placement, Trial
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import power_of
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits, MetricLimit

@@ -13,11 +13,11 @@ from random_models import placed_models, random_inputs, ranges_for, run_unoptimi
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

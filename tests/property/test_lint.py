@@ -12,11 +12,11 @@ from random_models import placed_models, ranges_for
 
 from qdqspec._core.config.hooks import all_names
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
+from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.lint.rules import render_findings
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.types import Placement
 from tests.support.weights import floating
 

@@ -20,8 +20,8 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
 
 

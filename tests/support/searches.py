@@ -13,7 +13,7 @@ from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import power_of
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import Codes, pure_labels
 from qdqspec.search.energy import Energy

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
 from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
-from qdqspec.qdq.edit.pairs import biased_layer
-from qdqspec.qdq.quantize.formats import QuantParams, number_format
-from qdqspec.qdq.quantize.quantizer import weight_key
-from qdqspec.qdq.quantize.scales import dequantize, quantize
+from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.pairs import biased_layer
+from qdqspec.qdq.quantizer import weight_key
+from qdqspec.qdq.scales import dequantize, quantize
 from qdqspec.types import Consumer, Site
 
 

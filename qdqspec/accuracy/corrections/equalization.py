@@ -18,8 +18,8 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
-from qdqspec.qdq.edit.equalize import ScaledValues, equalized, products_of
+from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
+from qdqspec.qdq.equalize import ScaledValues, equalized, products_of
 
 MOST = 10  # the largest exponent
 _STEPS = 255  # of an activation

@@ -20,9 +20,9 @@ from qdqspec.accuracy.corrections.ranges import choose_ranges
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
-from qdqspec.qdq.edit.chains import EQUALIZATIONS, Equalization
-from qdqspec.qdq.quantize.quantizer import Quantizer, WeightKey
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.quantizer import Quantizer, WeightKey
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import CorrectionGain
 
 # In the order in which they are tried: those after equalization are found for the equalized model, and the choice of

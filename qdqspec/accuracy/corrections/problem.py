@@ -18,9 +18,9 @@ from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.rehearsal.graph import Values
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.chains import Equalization
-from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.quantizer import Corrections, Quantizer
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]

@@ -12,8 +12,8 @@ from dataclasses import replace
 from qdqspec.accuracy.corrections.problem import CorrectionTask, IsOver, Problem, Ranges, is_gain
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
-from qdqspec.qdq.quantize.quantizer import Corrections
-from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.quantizer import Corrections
+from qdqspec.qdq.ranges import TensorRange, tie_ranges
 from qdqspec.types import Method
 
 NARROW: Method = "percentile"  # the best method on SqueezeNet, the second best on a face detector

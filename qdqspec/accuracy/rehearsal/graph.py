@@ -20,11 +20,11 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copied, copy_model, map_tensors, names_read_inside, refill, size_of
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.insert import RaisedInputs
-from qdqspec.qdq.edit.pairs import BIAS_INPUT, Pair, PairMaker
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Edge
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.insert import RaisedInputs
+from qdqspec.qdq.pairs import BIAS_INPUT, Pair, PairMaker
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Edge
 from qdqspec.types import Consumer, Label, Placement, Site
 
 SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number

@@ -31,8 +31,8 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.pairs import PairMaker, QuantSource
-from qdqspec.qdq.space.units import Edge
+from qdqspec.qdq.pairs import PairMaker, QuantSource
+from qdqspec.qdq.units import Edge
 from qdqspec.types import Consumer, Placement, Rehearsed, Site
 
 # Operators that select, with their operands that are data.

@@ -22,9 +22,9 @@ from qdqspec.accuracy.rehearsal.graph import SwitchedModel, Switches, SwitchStat
 from qdqspec.accuracy.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError
 from qdqspec.backends.open_engines import Engines
 from qdqspec.errors import BackendError
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Edge
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Edge
 from qdqspec.types import LabelNoise
 
 _Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together

@@ -17,8 +17,8 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.excerpt import Excerpt, Excerpts
+from qdqspec.qdq.insert import Inserter
 from qdqspec.timing.profiles import Load
 from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 

@@ -26,7 +26,7 @@ from qdqspec.app.session.confirm import FINALISTS
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.graph.float32 import FLOAT16
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.search.loop import Contest, Search

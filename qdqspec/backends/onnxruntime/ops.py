@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities
-from qdqspec.qdq.quantize.formats import BLOCK_SIZES
+from qdqspec.qdq.formats import BLOCK_SIZES
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")

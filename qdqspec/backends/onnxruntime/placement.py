@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default
-from qdqspec.qdq.space.units import Unit, Units, with_results
+from qdqspec.qdq.units import Unit, Units, with_results
 
 
 def copies_read_in_bodies(model: Model, units: Units) -> Units:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from qdqspec.backends.tensorrt import placement
 from qdqspec.backends.tensorrt_rtx.ops import too_large_for_fp8
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.units import Unit, Units
+from qdqspec.qdq.units import Unit, Units
 
 
 def large_fp8_kernel(model: Model, units: Units) -> Units:

@@ -18,8 +18,8 @@ from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.read.numbers import blocks_of, is_constant, is_dynamic, is_op, is_qdq, makes_scale, scale_of
-from qdqspec.qdq.space.units import weight_input
+from qdqspec.qdq.pair_numbers import blocks_of, is_constant, is_dynamic, is_op, is_qdq, makes_scale, scale_of
+from qdqspec.qdq.units import weight_input
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]

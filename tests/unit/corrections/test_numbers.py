@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.qdq.quantize.quantizer import rounding_text, unpacked
+from qdqspec.qdq.quantizer import rounding_text, unpacked
 
 
 @given(seed=st.integers(0, 99))

@@ -11,7 +11,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.strip import strip_qdq
 
 ODD = {odd.name: odd for odd in ODD_MODELS}
 SAID = {

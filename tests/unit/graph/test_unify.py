@@ -19,7 +19,7 @@ from qdqspec.graph.declared import with_types
 from qdqspec.graph.float32 import computes_in_float16, in_float32, is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.unify import assumed, unified
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from tests.support.half_models import in_float16
 
 PORTS = "(float16[2, 4] x) => (float16[2, 4] y)"

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.calibrate import (
+from qdqspec.qdq.calibrate import (
     BINS,
     Histogram,
     _divergences,
@@ -29,7 +29,7 @@ from qdqspec.qdq.quantize.calibrate import (
     percentile_range,
     read_ranges,
 )
-from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.ranges import TensorRange, tie_ranges
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 

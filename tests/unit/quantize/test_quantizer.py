@@ -10,10 +10,10 @@ from onnx_text import parsed
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import FORMATS, QuantParams
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.formats import FORMATS, QuantParams
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Site
 
 

@@ -18,9 +18,9 @@ from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import Saturation, TensorRange, saturations, tie_ranges
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import Saturation, TensorRange, saturations, tie_ranges
 from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 WIDE = TensorRange(-20.0, 10.0)

@@ -27,7 +27,7 @@ from qdqspec.graph.regions.inspect import (
     to_json,
 )
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.space.judging import judge
+from qdqspec.qdq.judging import judge
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
 
 

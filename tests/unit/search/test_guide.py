@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from searches import Additive, Device, ScoringDevice, all_placements
 
 from qdqspec.accuracy.compare import power_of
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import LINEAR
 from qdqspec.search.guide import Guide

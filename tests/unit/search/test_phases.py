@@ -9,8 +9,8 @@ import pytest
 from searches import Additive, Device, ScoringDevice, all_placements, residual_space
 
 from qdqspec._core.registry import resolve
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Unit
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Unit
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.posterior import Posterior
 from qdqspec.search.select import front_of

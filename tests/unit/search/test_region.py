@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.strategies.region import RegionSearch, best_by_pattern
 from qdqspec.types import Placement, Trial

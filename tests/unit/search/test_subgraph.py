@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.strategies.subgraph import MOST_NODES, SubgraphSearch, groups_of, inner_ratio, nodes_of
 from qdqspec.testing.strategies import drive

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from qdqspec import Spec, load_spec
 from qdqspec._core import registry
 from qdqspec.errors import SpecError
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.matrix import case_id, combinations, named_combinations

@@ -15,13 +15,13 @@ from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.edit.pairs import biased_layer
-from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer, weight_key
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.pairs import biased_layer
+from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 CHANNELS = 3

@@ -22,16 +22,16 @@ from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import CONTRIBUTED
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.formats import RUN_TIME
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.qdq.space.judging import judge
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.formats import RUN_TIME
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.judging import judge
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
 from tests.support.weights import floating
 

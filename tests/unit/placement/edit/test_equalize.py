@@ -23,13 +23,13 @@ from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.chains import EQUALIZED, branched, find_branches, find_chains
-from qdqspec.qdq.edit.equalize import branches_of, equalized, misfit_of, products_of, restored, touched
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.qdq.chains import EQUALIZED, branched, find_branches, find_chains
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.equalize import branches_of, equalized, misfit_of, products_of, restored, touched
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, Consumer, Inputs, PlacedPair, Placement, QuantizeRules, Site, TuneRules
 
 EXPONENTS = (3, -2, 0, 1)

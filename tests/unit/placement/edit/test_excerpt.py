@@ -16,10 +16,10 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.excerpt import Excerpt, Excerpts
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 
 Array = np.ndarray
 

@@ -14,13 +14,13 @@ from random_models import random_inputs, ranges_for
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import Inserter, insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import placement_for
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.import_qdq import placement_for
+from qdqspec.qdq.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 NET = """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {

@@ -12,7 +12,7 @@ from onnx_text import parsed
 
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.read.diff import SkeletonDiff, diff_models, render_text, to_json
+from qdqspec.qdq.diff import SkeletonDiff, diff_models, render_text, to_json
 
 DATA = Path(__file__).parents[3] / "data"
 F32 = np.float32

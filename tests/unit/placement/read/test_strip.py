@@ -16,10 +16,10 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.strip import Stripped, strip_qdq
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.strip import Stripped, strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"

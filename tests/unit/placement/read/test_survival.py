@@ -13,9 +13,9 @@ from onnx_text import parsed
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.read import survival
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.read.survival import check_survival
+from qdqspec.qdq import survival
+from qdqspec.qdq.strip import strip_qdq
+from qdqspec.qdq.survival import check_survival
 
 DATA = Path(__file__).parents[3] / "data"
 OURS = ("constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all")

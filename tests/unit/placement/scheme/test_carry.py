@@ -18,7 +18,8 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import rename_tensors
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.scheme.cache import (
+from qdqspec.qdq.match import Matcher, positions
+from qdqspec.qdq.pattern_cache import (
     MOST_BYTES,
     CacheEntry,
     Key,
@@ -30,9 +31,8 @@ from qdqspec.qdq.scheme.cache import (
     warm_starts,
     write_cache,
 )
-from qdqspec.qdq.scheme.match import Matcher, positions
-from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import Consumer, Interval, Placement, Region, RegionRules, Site, Trial
 
 TWINS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {

@@ -16,9 +16,9 @@ from random_models import ranges_for
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Corrections, Quantizer, rounding_text, weight_key
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Corrections, Quantizer, rounding_text, weight_key
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 

@@ -12,7 +12,7 @@ from onnx_text import parsed
 from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.space.judging import NOT_ASKED, judge
+from qdqspec.qdq.judging import NOT_ASKED, judge
 from qdqspec.types import QuantizeRules
 
 IMAGE = "float[1,4,6,6]"

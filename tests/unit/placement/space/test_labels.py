@@ -17,9 +17,9 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of, project
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace, labels_of, project
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.types import HALVES, Label, Placement, QuantizeRules, Site, Trial
 

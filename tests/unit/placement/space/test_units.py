@@ -16,10 +16,10 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import tie_ranges
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import tie_ranges
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Consumer, Label
 
 CAPABILITIES = backend().capabilities()

@@ -1,7 +1,7 @@
 """Equalization: channels of inner tensors are multiplied by powers of two, and their weights divided by these.
 
 A product with a power of two is exact, so that all outputs stay the same, bit for bit, and the original constants can
-be computed again. `qdqspec.qdq.edit.chains` finds the channels that can be scaled.
+be computed again. `qdqspec.qdq.chains` finds the channels that can be scaled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdqspec._core.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import copied, metadata, refill, values_of_constants, with_value
-from qdqspec.qdq.edit.chains import (
+from qdqspec.qdq.chains import (
     EQUALIZED,
     Branch,
     Equalization,

@@ -30,8 +30,8 @@ from qdqspec.graph.float32 import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.ops import copies_values
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import REALS, as_real
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import REALS, as_real
 from qdqspec.types import Method
 
 BINS = 2048

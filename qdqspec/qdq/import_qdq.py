@@ -17,15 +17,15 @@ from qdqspec.graph.float32 import converted_like, is_converted
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.edit.chains import Equalization
-from qdqspec.qdq.edit.equalize import ScaledValues, equalizations_of
-from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as
-from qdqspec.qdq.quantize.quantizer import MOST_STEPS, rounding_text
-from qdqspec.qdq.quantize.scales import quantize
-from qdqspec.qdq.read.numbers import Numbers
-from qdqspec.qdq.read.strip import FoundPair, find_pairs, strip_with_parts
-from qdqspec.qdq.scheme.match import fit_pairs, positions
-from qdqspec.qdq.scheme.scheme_file import params_of
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.equalize import ScaledValues, equalizations_of
+from qdqspec.qdq.formats import NumberFormat, format_stored_as
+from qdqspec.qdq.match import fit_pairs, positions
+from qdqspec.qdq.pair_numbers import Numbers
+from qdqspec.qdq.quantizer import MOST_STEPS, rounding_text
+from qdqspec.qdq.scales import quantize
+from qdqspec.qdq.scheme_file import params_of
+from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _SUPERSEDED = (
@@ -38,7 +38,7 @@ class Imported:
     """The placement of a quantized model with its numbers, and notes for the reader.
 
     ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
-    models with other names: see `qdqspec.qdq.scheme.match`. The numbers are those of a model with the factors
+    models with other names: see `qdqspec.qdq.match`. The numbers are those of a model with the factors
     ``equalized``, which was converted from float16 to float32 if it ``is_converted``.
     """
 

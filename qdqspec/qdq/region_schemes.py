@@ -20,7 +20,7 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_commutative
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.pattern import PatternGranularity, PatternMaker
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
 PlaceKind: TypeAlias = Literal["in", "out", "result"]

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, QuantParams, number_format
-from qdqspec.qdq.quantize.ranges import Saturation, TensorRange
-from qdqspec.qdq.quantize.scales import (
+from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.qdq.ranges import Saturation, TensorRange
+from qdqspec.qdq.scales import (
     activation_params,
     bias_params,
     dynamic_params,

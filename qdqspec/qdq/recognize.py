@@ -22,7 +22,7 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.read.numbers import (
+from qdqspec.qdq.pair_numbers import (
     dequantized,
     is_constant,
     is_dynamic,

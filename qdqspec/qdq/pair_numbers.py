@@ -28,7 +28,7 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
-from qdqspec.qdq.quantize.scales import along
+from qdqspec.qdq.scales import along
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 COMPUTED = "its scale or zero point is computed"

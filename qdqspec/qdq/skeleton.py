@@ -21,7 +21,7 @@ from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.protos import copied
-from qdqspec.qdq.read.strip import StrippedModel
+from qdqspec.qdq.strip import StrippedModel
 from qdqspec.types import Consumer
 
 HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]

@@ -4,7 +4,7 @@ The factors begin at constants that make a tensor channel by channel, such as th
 the weight and bias of a convolution; they pass through operators that are homogeneous in each channel; and each reader
 at the end is a linear operator whose constant weight is divided by them. Where other operators read the tensor too, as
 the residual sum behind a normalization of BERT, an inserted product can have the factors: it takes a small share of the
-time of the linear operators behind it. `qdqspec.qdq.edit.equalize` applies the factors.
+time of the linear operators behind it. `qdqspec.qdq.equalize` applies the factors.
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721;
 G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 """

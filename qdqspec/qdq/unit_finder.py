@@ -23,8 +23,8 @@ from qdqspec.graph.ops import (
     setters_of_sizes,
 )
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
-from qdqspec.qdq.space.units import (
+from qdqspec.qdq.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.units import (
     NEEDS_WEIGHT,
     RECURRENT,
     Edge,

@@ -24,9 +24,9 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import RUN_TIME, number_format
-from qdqspec.qdq.space.unit_finder import UnitFinder
-from qdqspec.qdq.space.units import (
+from qdqspec.qdq.formats import RUN_TIME, number_format
+from qdqspec.qdq.unit_finder import UnitFinder
+from qdqspec.qdq.units import (
     Edge,
     Form,
     Unit,

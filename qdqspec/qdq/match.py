@@ -20,11 +20,11 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import is_commutative
-from qdqspec.qdq.edit.chains import Equalization
-from qdqspec.qdq.edit.equalize import equalized, misfit_of
-from qdqspec.qdq.edit.pairs import biased_layer, misfit
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.quantize.quantizer import unpacked
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.equalize import equalized, misfit_of
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.pairs import biased_layer, misfit
+from qdqspec.qdq.quantizer import unpacked
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias

@@ -20,7 +20,7 @@ from qdqspec._core.config import hooks
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import RUN_TIME, NumberFormat, number_format
+from qdqspec.qdq.formats import RUN_TIME, NumberFormat, number_format
 from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, label_of
 
 # The axis of a weight's output channels, for any rank; Gemm's depends on its attributes.
@@ -124,7 +124,7 @@ class FormatChoice:
     """A format of a case, as its backend stores it.
 
     ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
-    ``weight`` are names of `qdqspec.qdq.quantize.formats`; without an activation, only weights are quantized.
+    ``weight`` are names of `qdqspec.qdq.formats`; without an activation, only weights are quantized.
     ``dynamic`` is true where the backend has kernels that find the ranges of activations at run time.
     """
 

@@ -23,13 +23,13 @@ from qdqspec.graph.declared import with_types
 from qdqspec.graph.float32 import FLOAT16, computes_in_float16, in_float32
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
-from qdqspec.qdq.edit.chains import EQUALIZATIONS, Equalization
-from qdqspec.qdq.edit.insert import Inserted, insert_qdq
-from qdqspec.qdq.edit.pairs import biased_layer
-from qdqspec.qdq.quantize.formats import QuantParams, number_format
-from qdqspec.qdq.quantize.quantizer import unpacked, weight_key
-from qdqspec.qdq.quantize.scales import quantize
-from qdqspec.qdq.scheme.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
+from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.insert import Inserted, insert_qdq
+from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
+from qdqspec.qdq.pairs import biased_layer
+from qdqspec.qdq.quantizer import unpacked, weight_key
+from qdqspec.qdq.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
@@ -132,7 +132,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs and numbers of a scheme.
 
     The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
-    matched as `qdqspec.qdq.scheme.match` describes. Those that do not fit are omitted and noted; if none fits, or the
+    matched as `qdqspec.qdq.match` describes. Those that do not fit are omitted and noted; if none fits, or the
     model cannot have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")

@@ -31,11 +31,11 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
-from qdqspec.qdq.edit.equalize import products_of, restored
-from qdqspec.qdq.edit.insert import RAISED_FROM, RaisedInputs, raised
-from qdqspec.qdq.edit.pairs import BIAS_INPUT, bias_record, biases_before
-from qdqspec.qdq.read.numbers import Numbers, is_op, makes_scale, read_numbers
-from qdqspec.qdq.read.recognize import Recognition, recognize, within_reach
+from qdqspec.qdq.equalize import products_of, restored
+from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised
+from qdqspec.qdq.pair_numbers import Numbers, is_op, makes_scale, read_numbers
+from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
+from qdqspec.qdq.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
 
 # operators that compute in integers, by the beginnings of their types

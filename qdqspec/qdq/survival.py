@@ -30,8 +30,8 @@ from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
 from qdqspec.graph.save import save_model
-from qdqspec.qdq.read.numbers import is_op, is_qdq, scale_of
-from qdqspec.qdq.read.strip import INTEGER_KERNELS, FoundPair, find_pairs, strip_with_parts
+from qdqspec.qdq.pair_numbers import is_op, is_qdq, scale_of
+from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, find_pairs, strip_with_parts
 from qdqspec.types import Optimizer, SurvivalEvidence
 
 _MOVES = COPY_OPS | {

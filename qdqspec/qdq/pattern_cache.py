@@ -22,7 +22,7 @@ from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.check import first_line
 from qdqspec.graph.regions.pattern import PatternGranularity
 from qdqspec.graph.save import write_text
-from qdqspec.qdq.scheme.relative import (
+from qdqspec.qdq.region_schemes import (
     Frames,
     Scheme,
     find_ends,
@@ -30,7 +30,7 @@ from qdqspec.qdq.scheme.relative import (
     placement_of,
     schemes_of,
 )
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial
 
 MOST = 32  # schemes per pattern

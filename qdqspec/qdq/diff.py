@@ -1,6 +1,6 @@
 """Compares the Q/DQ of two models, in names of the models without Q/DQ; the differences as text and as JSON.
 
-Pairs are matched by their readers, never by their own names, which differ between tools. `qdqspec.qdq.read.skeleton`
+Pairs are matched by their readers, never by their own names, which differ between tools. `qdqspec.qdq.skeleton`
 compares the float models.
 """
 
@@ -18,12 +18,12 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.float32 import converted_like
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.chains import ScaledConstant
-from qdqspec.qdq.edit.equalize import equalizations_of, scaled
-from qdqspec.qdq.quantize.scales import along
-from qdqspec.qdq.read.numbers import Numbers
-from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons
-from qdqspec.qdq.read.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
+from qdqspec.qdq.chains import ScaledConstant
+from qdqspec.qdq.equalize import equalizations_of, scaled
+from qdqspec.qdq.pair_numbers import Numbers
+from qdqspec.qdq.scales import along
+from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons
+from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.types import Consumer
 
 

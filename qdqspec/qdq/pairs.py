@@ -1,4 +1,4 @@
-"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `qdqspec.qdq.edit.insert` inserts it.
+"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `qdqspec.qdq.insert` inserts it.
 
 The pair of a weight may correct the bias of its layer, which compensates the shift of the layer's mean output by the
 quantized weight. The bias before correction is in the metadata of the weight's DequantizeLinear, so that stripping
@@ -36,10 +36,10 @@ from qdqspec.graph.trt import (
     as_e8m0,
 )
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, QuantParams, number_format
-from qdqspec.qdq.quantize.quantizer import shift_text
-from qdqspec.qdq.quantize.scales import REALS, in_type_of
-from qdqspec.qdq.space.units import dynamic_misfit
+from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.qdq.quantizer import shift_text
+from qdqspec.qdq.scales import REALS, in_type_of
+from qdqspec.qdq.units import dynamic_misfit
 from qdqspec.types import Site
 
 # Q and DQ compute in the type of their scale, and each operator around them expects the tensor's own type.

@@ -1,6 +1,6 @@
 """Explains why a search does not offer an operator or a graph output for quantization, for `qdqspec inspect`.
 
-The search space decides, and `qdqspec.qdq.space.unit_finder` has the reason of each operator.
+The search space decides, and `qdqspec.qdq.unit_finder` has the reason of each operator.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from qdqspec.graph.ops import CONTROL, is_constant_node, is_float
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.inspect import Judged
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, type_name
-from qdqspec.qdq.space.units import excluded_by_rule
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, type_name
+from qdqspec.qdq.units import excluded_by_rule
 from qdqspec.types import QuantizeRules
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqspec._core.arrays import Array
-from qdqspec.qdq.quantize.formats import NumberFormat, QuantParams
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.formats import NumberFormat, QuantParams
+from qdqspec.qdq.ranges import TensorRange
 
 Scales = npt.NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """Inserts the Q/DQ pairs of a placement into a model; all other nodes, and their fields, stay unchanged.
 
-The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.edit.pairs`), and added to the nodes of the model's protobuf,
+The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.pairs`), and added to the nodes of the model's protobuf,
 because a round trip of a whole model through graphsurgeon changes it. See
 docs/decisions/0002-insertion-into-the-own-protobuf.md.
 """
@@ -31,8 +31,8 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.weights import WeightStore
-from qdqspec.qdq.edit.pairs import Pair, PairMaker, QuantSource, makes_output
-from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.qdq.formats import RUN_TIME
+from qdqspec.qdq.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.types import Consumer, Placement, Site
 
 RAISED_FROM = "qdqspec.raised_from"  # model metadata: original opset and IR version
