@@ -225,15 +225,6 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
     assert (CONTRIBUTED in domains) == name.startswith("attention")
 
 
-def test_strip_restores_embeddings_from_quantize_dynamic(tmp_path: Path) -> None:
-    model = _model(
-        "[cast] ids = Cast<to = 7>(x) [gather] e = Gather(table, ids) [relu] y = Relu(e)", table=(9, 6)
-    )
-    quantized = _dynamic(model, tmp_path, weights=QuantType.QInt8)
-    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
-    assert {site.tensor for site in import_placement(quantized, model).placement.sites} == {"table"}
-
-
 def _convolutions() -> Model:
     """A convolution with a bias and most attributes, then one without, of two groups."""
     return _model(
