@@ -73,15 +73,6 @@ def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
         placement_of(Frames(model, regions), {leaf_with(regions, "a").id: parse_scheme(text)})
 
 
-@pytest.mark.parametrize(
-    "text", ["in0=uint8", "in0.0", "at0.0=uint8", "in0.0=U8", "in0.0=uint8/", "in-1.0=uint8"]
-)
-def test_text_that_is_no_site_is_an_error(text: str) -> None:
-    with pytest.raises(PlacementError, match="is not a site") as caught:
-        parse_scheme(f"in0.0=uint8 {text}")
-    assert f"'{text}'" in str(caught.value)
-
-
 def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     space = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
@@ -157,17 +148,6 @@ def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Pat
     proto.graph.node[-1].name = end.node
     (found,) = Matcher(Model(proto), positions(model)).find(site).sites
     assert found.consumers == (Consumer(f"n{model.by_name[end.node].index}", end.input),)
-
-
-def test_a_site_without_a_match_has_a_reason(models: Path) -> None:
-    model = load_model(models / "digits_resnet.onnx")
-    (activation, *_) = sites_of(model)
-    absent = Site(tensor="gone", consumers=(Consumer("gone", 0), Consumer("", 0)), format="uint8")
-    assert Matcher(model).find(activation).sites == (activation,)
-    assert Matcher(model).find(absent).reasons == (
-        "the model has no output of that name",
-        "the model has no node 'gone', and none in its position",
-    )
 
 
 DIGITS = Path(__file__).parents[4] / "specs" / "models" / "digits_resnet.onnx"
