@@ -33,7 +33,6 @@ from qdqspec.qdq.region_schemes import (
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial
 
-MOST = 32  # schemes per pattern
 UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
 GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
 
@@ -69,12 +68,12 @@ class PatternCache:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
-    """The best entry of each scheme, the best first, at most `MOST`."""
+def pruned(entries: Iterable[CacheEntry], most: int = 32) -> tuple[CacheEntry, ...]:
+    """The best entry of each scheme, the best first. More than ``most`` would only make the file larger."""
     best: dict[Scheme, CacheEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.rank):
         best.setdefault(entry.scheme, entry)
-    return tuple(best.values())[:MOST]
+    return tuple(best.values())[:most]
 
 
 # ---- out of a search ----------------------------------------------------------------------------
