@@ -85,20 +85,6 @@ def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
             assert np.isfinite(dequantize(quantize(weight, params), params)).all()
 
 
-def test_the_scale_of_a_bias_is_the_product_of_input_and_weight_scale() -> None:
-    model = model_with_weight(np.array([0.25, -3, 7], np.float32))
-    inputs = activation("x")
-    weight = weight_of("w")
-    bias = Site(tensor="w", consumers=(Consumer("MatMul#0", 2),), format="int32", axis=0, weight=True)
-    quantizer = Quantizer(model, {"x": TensorRange(0, 255)}, biases={bias.consumers[0]: (inputs, weight)})
-    step = quantizer.params(inputs).scale * quantizer.params(weight).scale
-    assert quantizer.params(bias).scale == step
-    with warnings.catch_warnings(action="error"):
-        integers = quantizer.integer_weight(bias)
-    assert integers.dtype == np.int32
-    np.testing.assert_array_equal(integers[:2], np.rint(np.array([0.25, -3]) / step))
-
-
 def test_a_bias_beyond_32_bits_saturates() -> None:
     fmt = FORMATS["int32"]
     tiny = QuantParams(fmt, np.float32([1e-9]), np.zeros(1, np.int32), axis=0)
