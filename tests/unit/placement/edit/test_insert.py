@@ -84,6 +84,7 @@ MISFITS: dict[str, tuple[str, str, *tuple[Site, ...]]] = {
     "no consumer": (NET, "names no consumer", site("t")),
     "bias format": (NET, "int32 is for constants", site("t", ("a", 0), fmt="int32")),
     "no weight": (NET, "is no constant", site("t", ("a", 0), weight=True)),
+    "run time": (NET, "for activations only", site("w", ("c", 1), fmt="uint8_dynamic", weight=True)),
     "integers": (INTEGERS, "the model: tensor 't' .* INT64, not FLOAT", site("t", ("n", 0))),
     "no such output": (NET, "it is not graph output 1 of the model", site("y", ("", 1))),
     "no output": (NET, "it is not graph output 0 of the model", site("t", ("", 0))),

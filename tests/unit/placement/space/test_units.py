@@ -86,6 +86,26 @@ def test_constants_that_have_no_scale_are_not_offered(constant: np.ndarray, offe
     assert ("b" in space_of(named_model(text, m=constant)).by_id) is offered
 
 
+def test_denied_nodes_read_floating_point_and_their_neighbours_stay_quantizable() -> None:
+    model = parsed(
+        """net (float[1,4] x) => (float[1,4] p, float[1,4] y) {
+            a = Gemm(x, w)  p = Softmax(a)  b = Gemm(a, w)  c = Gemm(b, w)  d = Softmax(c)  y = Softmax(d) }""",
+        named=True,
+        w=(4, 4),
+    )
+    capabilities = Capabilities(
+        formats=("int8",),
+        labels={"Gemm": ("in+out", "in-only"), "Softmax": ("in+out",)},
+        activations={"int8": "uint8"},
+        weights={"int8": "int8"},
+    )
+    space = SchemeSpace(model, capabilities, allowed=set("abc"), denied=set("pdy"))
+    placement = space.resolve(space.everything())
+    assert not {end.node for site in placement.sites for end in site.consumers} & set("pdy")
+    assert space.by_id["a"].labels == ("fp", "in+out", "in-only")  # b reads it too
+    assert space.by_id["c"].labels == ("fp", "in-only")  # only a Softmax does
+
+
 def named_model(text: str, **weights: object) -> Model:
     return parsed(text, named=True, **weights)
 
