@@ -38,16 +38,16 @@ from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import tie_ranges
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.read.survival import check_survival
-from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import tie_ranges
+from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.strip import strip_qdq
+from qdqspec.qdq.survival import check_survival
 from qdqspec.types import (
     Case,
     Inputs,

@@ -28,9 +28,9 @@ from tabulate import tabulate
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Label
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

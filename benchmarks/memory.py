@@ -29,9 +29,9 @@ from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 

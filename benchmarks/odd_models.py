@@ -37,12 +37,12 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Placement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

@@ -44,8 +44,8 @@ from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.qdq.import_qdq import placement_for
+from qdqspec.qdq.insert import Inserter
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
 
 HEADERS = (

@@ -30,7 +30,7 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.insert import Inserter
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

@@ -21,8 +21,8 @@ from real_data import RealModel
 
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.scheme.scheme_file import IMPORTED, apply_scheme, write_scheme
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.scheme_file import IMPORTED, apply_scheme, write_scheme
 from qdqspec.types import PlacedPair, Placement
 
 LIMIT_S = 180.0

@@ -159,7 +159,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
     if everything.digest != work.search.winner.digest:
         files["everything"] = work.prepared.output / "everything.onnx"
         from qdqspec.graph.storage import save_model
-        from qdqspec.qdq.edit.insert import insert_qdq
+        from qdqspec.qdq.insert import insert_qdq
 
         inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)
         save_model(inserted.proto, files["everything"], base=work.prepared.case.model.parent)

@@ -26,7 +26,7 @@ from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.insert import Inserter
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # The noise of real machines: 3 % between runs, 1.2 % between builds; twice that; and a device on which half of all

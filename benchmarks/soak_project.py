@@ -24,8 +24,8 @@ import onnx
 from qdqspec.app.report.record import case_from_json, read_record
 from qdqspec.checks.baselines import read_baseline
 from qdqspec.errors import QdqspecError
-from qdqspec.qdq.scheme.cache import read_cache
-from qdqspec.qdq.scheme.scheme_file import read_scheme
+from qdqspec.qdq.pattern_cache import read_cache
+from qdqspec.qdq.scheme_file import read_scheme
 
 SPECS = Path(__file__).parents[1] / "specs"
 SPEC = """\

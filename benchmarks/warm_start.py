@@ -37,7 +37,7 @@ from qdqspec.app.preparation.timing import time_files
 from qdqspec.app.session import Session
 from qdqspec.app.session.work import CaseWork
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.insert import insert_qdq
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 
 NEAR = 1.02  # a time within this factor is as good

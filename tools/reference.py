@@ -224,8 +224,8 @@ def _placement_rules() -> Iterator[str]:
     yield "leaves an operator in float."
     yield ""
     yield "Two more rules apply to every backend, in the search and in the final model. All inputs of a weighted"
-    yield "operator are quantized together (`qdq/space/unit_finder.py`). Inputs and output of a Concat, a MaxPool or an"
-    yield "operator that moves values share one scale (`tie_ranges` in `qdq/quantize/ranges.py`). The operators that"
+    yield "operator are quantized together (`qdq/unit_finder.py`). Inputs and output of a Concat, a MaxPool or an"
+    yield "operator that moves values share one scale (`tie_ranges` in `qdq/ranges.py`). The operators that"
     yield "run in each format, pooling among them, are in the table of a backend (`backends/tensorrt/ops.py`)."
     backends: dict[tuple[str, str], list[str]] = {}
     for backend in registry.names("backend"):

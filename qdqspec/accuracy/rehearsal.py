@@ -35,10 +35,10 @@ from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecErro
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.pairs import PairMaker, QuantSource
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Edge
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.pairs import PairMaker, QuantSource
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Edge
 from qdqspec.types import Consumer, LabelNoise, Placement, Rehearsed, Site
 
 # Operators that select, with their operands that are data.

@@ -29,12 +29,11 @@ from qdqspec.graph.protos import (
     size_of,
 )
 from qdqspec.graph.storage import WeightStore
-from qdqspec.qdq.edit.biases import BIAS_INPUT
-from qdqspec.qdq.edit.pairs import Pair, PairMaker
-from qdqspec.qdq.edit.raised import RaisedInputs
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Edge
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.insert import RaisedInputs
+from qdqspec.qdq.pairs import BIAS_INPUT, Pair, PairMaker
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Edge
 from qdqspec.types import Consumer, Label, Placement, Site
 
 SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number

@@ -1,7 +1,9 @@
-"""Q/DQ pairs in models. Its parts load alone: lint rules need no search.
+"""Q/DQ pairs in models. Each part imports the parts above it.
 
-- `quantize`: number formats, ranges of tensors, scales and integers.
-- `capabilities`: what a backend supports. `space`: the placements that this allows in a model.
-- `edit`: inserts pairs. `read`: strips, imports and compares pairs. `scheme`: placements as files.
+- Numbers: `formats`, `ranges`, `scales`, `calibrate`, `quantizer`. `capabilities`: the support of a backend.
+- The search space: `units`, `unit_finder`, `search_space`; `judging` has the reasons against other operators.
+- Changes of models: `pairs`, `insert`, `excerpt`, and scaled channels by `chains` and `equalize`.
+- Placements as files: `scheme_file`, `match` for other models; `region_schemes` and `pattern_cache` for later searches.
+- Pairs of any tool: `pair_numbers`, `recognize`, `strip`, `import_qdq`, `diff` with `skeleton`, `survival`.
 - `lint`: rules that find nodes which a runtime refuses or runs slowly.
 """

@@ -15,7 +15,7 @@ _NONE = frozenset[str]()
 class Capabilities:
     """The support of a backend for Q/DQ models on this device.
 
-    Formats are names of `qdqspec.qdq.quantize.formats`. A linear operator is one with a weight: Conv, MatMul, Gemm.
+    Formats are names of `qdqspec.qdq.formats`. A linear operator is one with a weight: Conv, MatMul, Gemm.
     """
 
     # Formats and labels
@@ -54,7 +54,7 @@ class Capabilities:
     # the Transpose of ``DQ > Transpose > Softmax``
     carriers: frozenset[str] = _NONE
     # placement rules by name, in the order of their use: requirements of a compiler beyond single operators
-    # (`qdqspec.qdq.space.units`)
+    # (`qdqspec.qdq.units`)
     rules: Mapping[str, Hook] = field(default_factory=dict)
     # quantized kernels fuse like those of float16: fusion is read from a float16 build
     fuses_in_half: bool = False

@@ -20,8 +20,8 @@ from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.pattern import PatternMaker
 from qdqspec.graph.unify import joined
-from qdqspec.qdq.scheme.relative import Frames
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.region_schemes import Frames
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 LINEAR = frozenset(WEIGHT_INPUT)

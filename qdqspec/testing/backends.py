@@ -34,9 +34,9 @@ from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.qdq.formats import FORMATS
 from qdqspec.qdq.lint import lint_model, rules_for
-from qdqspec.qdq.quantize.formats import FORMATS
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import LABELS
 
 NODES = ("conv", "relu", "pool", "flatten", "gemm")

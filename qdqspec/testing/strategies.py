@@ -20,8 +20,8 @@ import pytest
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Unit
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Unit
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.types import NOT_CANDIDATES, Kind, Label, LayerTime, Placement, Race, Samples, Trial
 

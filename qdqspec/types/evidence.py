@@ -243,7 +243,7 @@ class PlacedPair:
 
     ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
     behind a DequantizeLinear, or else stays float behind both. ``rounding`` has the differences of its integers
-    from the nearest ones, ``bias`` the shift of the bias of its layer: see `qdqspec.qdq.quantize.corrections`.
+    from the nearest ones, ``bias`` the shift of the bias of its layer: see `qdqspec.qdq.quantizer`.
     """
 
     site: Site

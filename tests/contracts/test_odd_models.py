@@ -27,10 +27,10 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.scheme.scheme_file import write_scheme
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scheme_file import write_scheme
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Inputs
 
 _SOME_OPSETS = ("opset-7", "opset-13", "opset-25")  # `benchmarks/odd_models.py` runs all

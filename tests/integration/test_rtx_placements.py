@@ -22,9 +22,9 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.insert import Inserter
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Case, Inputs, InputShape, Label, QuantizeRules, ShapeProfile
 
 pytestmark = pytest.mark.integration

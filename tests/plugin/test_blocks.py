@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from qdqspec.app.cli import parsers
-from qdqspec.qdq.scheme.scheme_file import read_scheme
+from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.spec.models import load_spec
 
 ROOT = Path(__file__).parents[2]

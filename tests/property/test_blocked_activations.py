@@ -13,16 +13,16 @@ from random_models import MODES, bytes_of
 
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.formats import FORMATS
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.quantize.formats import FORMATS
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import REALS
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import REALS
+from qdqspec.qdq.scheme_file import SchemeNumbers
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

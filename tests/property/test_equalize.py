@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import equalizations_of, equalized, find_chains, misfit_of, restored
+from qdqspec.qdq.chains import find_chains
+from qdqspec.qdq.equalize import equalizations_of, equalized, misfit_of, restored
 
 IMAGES = st.builds(
     image_model,

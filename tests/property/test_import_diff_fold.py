@@ -13,10 +13,10 @@ from random_models import MODES, placed_models, quantized_model, random_inputs, 
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 
 Drawn = tuple[Model, Placement]

@@ -21,11 +21,11 @@ from random_models import (
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.insert import Inserter, insert_qdq
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
+from qdqspec.qdq.insert import Inserter, insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Placement
 
 Drawn = tuple[Model, Placement]

@@ -12,9 +12,9 @@ from random_models import MODES, placed_models, quantized_model
 
 from qdqspec._core.hooks import all_names
 from qdqspec.graph.model import Model
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.lint.rules import render_findings
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.types import Placement
 
 TARGETS = all_names("lint_targets")

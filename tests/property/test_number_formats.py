@@ -14,11 +14,11 @@ from onnx_text import parsed
 
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import REALS, dequantize, quantize, weight_params
+from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import REALS, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

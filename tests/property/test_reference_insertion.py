@@ -13,12 +13,10 @@ from random_models import onnx_models, placements, ranges_for
 from reference_insertion import insert_by_reference, unordered
 
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.biases import biased_layer
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.quantize.corrections import Corrections, weight_key
-from qdqspec.qdq.quantize.formats import FORMATS, RUN_TIME
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.formats import FORMATS, RUN_TIME
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.pairs import biased_layer, misfit
+from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

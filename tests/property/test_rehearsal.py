@@ -12,7 +12,7 @@ from random_models import onnx_models, placements, random_inputs, ranges_for
 from rehearsing import built_outputs, rehearsal_of
 
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.types import Placement, Site
 
 

@@ -11,10 +11,10 @@ from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 
-from qdqspec.qdq.quantize.calibrate import Histogram, entropy_range, mse_range, percentile_range
-from qdqspec.qdq.quantize.formats import FORMATS, NumberFormat, QuantParams
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.calibrate import Histogram, entropy_range, mse_range, percentile_range
+from qdqspec.qdq.formats import FORMATS, NumberFormat, QuantParams
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 
 reals = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 # int32 is for biases: QuantizeLinear does not output it, and float32 cannot represent all its steps.

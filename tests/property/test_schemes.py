@@ -12,8 +12,8 @@ from random_models import onnx_models, placements
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.scheme.relative import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.qdq.space.search_space import SchemeSpace, project
+from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
+from qdqspec.qdq.search_space import SchemeSpace, project
 from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 
 CAPABILITIES = backend().capabilities()

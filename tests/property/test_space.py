@@ -17,12 +17,12 @@ from random_models import onnx_models, random_inputs, ranges_for
 from qdqspec._core.registry import resolve
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.quantize.formats import RUN_TIME
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import tie_ranges
-from qdqspec.qdq.space.judging import judge
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.formats import RUN_TIME
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.judging import judge
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import tie_ranges
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Label, QuantizeRules
 
 BACKENDS: dict[str, Capabilities] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqspec.qdq.lint import Rule, rules_for
-from qdqspec.qdq.lint.loads import BY_LOADING
-from qdqspec.qdq.lint.rules import range_text
+from qdqspec.qdq.lint.rules import BY_LOADING, range_text
 
 
 def _range(rule: Rule) -> str:

@@ -20,10 +20,10 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
 from tests.support.weights import floating
 

@@ -39,8 +39,8 @@ from qdqspec.checks.baselines import (
 )
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
-from qdqspec.qdq.scheme.cache import read_cache
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.pattern_cache import read_cache
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model

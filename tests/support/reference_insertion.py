@@ -18,9 +18,9 @@ from qdqspec.graph.flat import closed, flat_form
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import copied, graphs_inside, refill, rename_tensors, with_value
 from qdqspec.graph.trt import DOMAIN, VERSION
-from qdqspec.qdq.edit.pairs import PairMaker, QuantSource, makes_output
-from qdqspec.qdq.edit.raised import RaisedInputs, raised
-from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.qdq.formats import RUN_TIME
+from qdqspec.qdq.insert import RaisedInputs, raised
+from qdqspec.qdq.pairs import PairMaker, QuantSource, makes_output
 from qdqspec.types import Placement, Site
 
 

@@ -17,8 +17,8 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.edit.pairs import QuantSource
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.pairs import QuantSource
 from qdqspec.types import Placement, Site
 
 

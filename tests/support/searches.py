@@ -12,7 +12,7 @@ from onnx_text import parsed
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import power_of
 from qdqspec.backends.base import Capabilities
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import Codes, pure_labels
 from qdqspec.search.energy import Energy

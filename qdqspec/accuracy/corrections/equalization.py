@@ -18,16 +18,8 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import (
-    Absorber,
-    Chain,
-    Equalization,
-    ScaledConstant,
-    ScaledValues,
-    equalized,
-    find_chains,
-    products_of,
-)
+from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
+from qdqspec.qdq.equalize import ScaledValues, equalized, products_of
 
 if TYPE_CHECKING:
     from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem

@@ -27,10 +27,9 @@ from qdqspec.accuracy.switches import Values
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import write_text
-from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization
-from qdqspec.qdq.quantize.corrections import Corrections, WeightKey
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.quantizer import Corrections, Quantizer, WeightKey
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]

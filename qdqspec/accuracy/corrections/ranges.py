@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
-from qdqspec.qdq.quantize.corrections import Corrections
-from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.quantizer import Corrections
+from qdqspec.qdq.ranges import TensorRange, tie_ranges
 from qdqspec.types import Method
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from qdqspec.types import Case, DefinitionEvidence, Inputs
 if TYPE_CHECKING:
     from qdqspec._core.config import Settings
     from qdqspec.graph.model import Model
-    from qdqspec.qdq.read.import_qdq import Imported
-    from qdqspec.qdq.scheme.scheme_file import SchemeFile
+    from qdqspec.qdq.import_qdq import Imported
+    from qdqspec.qdq.scheme_file import SchemeFile
     from qdqspec.timing.explained import ExplainedEngine
     from qdqspec.types import Clock, Evidence, FixedValue, SearchResult, Trial
 
@@ -304,7 +304,7 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
     from qdqspec._core.files import TemporaryFolder
     from qdqspec.graph.model import require_path
     from qdqspec.graph.storage import save_model
-    from qdqspec.qdq.read.strip import strip_qdq
+    from qdqspec.qdq.strip import strip_qdq
 
     if original is not None:
         yield original
@@ -437,8 +437,8 @@ def _meant(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
-    from qdqspec.qdq.read.import_qdq import import_placement
-    from qdqspec.qdq.scheme.scheme_file import read_scheme
+    from qdqspec.qdq.import_qdq import import_placement
+    from qdqspec.qdq.scheme_file import read_scheme
 
     (what,) = arguments.what
     if what.endswith(".onnx"):

@@ -252,7 +252,7 @@ def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
     """The backend's formats that some operator of the model can have."""
     from qdqspec.graph.conversion import with_integer_kernels
     from qdqspec.graph.fold import fold_weights
-    from qdqspec.qdq.space.search_space import SchemeSpace
+    from qdqspec.qdq.search_space import SchemeSpace
 
     base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
     folded = fold_weights(base).model

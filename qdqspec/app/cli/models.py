@@ -108,7 +108,7 @@ def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.conversion import with_integer_kernels
-    from qdqspec.qdq.space.judging import judge
+    from qdqspec.qdq.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
@@ -130,7 +130,7 @@ def judged(model: Model, settings: Settings) -> Judged:
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
     from qdqspec.graph.model import Model
-    from qdqspec.qdq.scheme.scheme_file import apply_scheme
+    from qdqspec.qdq.scheme_file import apply_scheme
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
@@ -182,7 +182,7 @@ def _write(
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
     from qdqspec.graph.model import Model
-    from qdqspec.qdq.read.strip import strip_qdq
+    from qdqspec.qdq.strip import strip_qdq
 
     model = model_given(arguments.model)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
@@ -206,7 +206,7 @@ def _dequantized(model: Model) -> int:
     """
     from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.fold import with_constant_numbers
-    from qdqspec.qdq.read.recognize import is_op, makes_scale
+    from qdqspec.qdq.pair_numbers import is_op, makes_scale
 
     model = with_pairs(with_constant_numbers(model))
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
@@ -230,8 +230,8 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
     """
-    from qdqspec.qdq.read.import_qdq import import_placement
-    from qdqspec.qdq.scheme.scheme_file import IMPORTED, write_scheme
+    from qdqspec.qdq.import_qdq import import_placement
+    from qdqspec.qdq.scheme_file import IMPORTED, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -267,7 +267,7 @@ def import_model(arguments: argparse.Namespace) -> int:
 )
 def diff(arguments: argparse.Namespace) -> int:
     """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
-    from qdqspec.qdq.read.diff import diff_models, render_text, to_json
+    from qdqspec.qdq.diff import diff_models, render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
     answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))

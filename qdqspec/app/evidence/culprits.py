@@ -24,9 +24,10 @@ from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
-from qdqspec.qdq.scheme.scheme_file import SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.formats import BIAS_FORMAT
+from qdqspec.qdq.match import fit_pairs, prepared_for
+from qdqspec.qdq.scheme_file import SchemeNumbers
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs listed by default

@@ -16,8 +16,8 @@ from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.edit.excerpt import Excerpt, Excerpts
-from qdqspec.qdq.edit.insert import Inserter
+from qdqspec.qdq.excerpt import Excerpt, Excerpts
+from qdqspec.qdq.insert import Inserter
 from qdqspec.timing.race import Load
 from qdqspec.types import FLOAT32, LatencyEvidence, Placement
 

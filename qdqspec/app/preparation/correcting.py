@@ -36,12 +36,12 @@ from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.auxiliary_runs import open_observer, reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import Equalization, branched, equalized, find_chains
-from qdqspec.qdq.quantize.calibrate import calibrate_with
-from qdqspec.qdq.quantize.corrections import WeightKey
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.scales import along
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.calibrate import calibrate_with
+from qdqspec.qdq.chains import Equalization, branched, find_chains
+from qdqspec.qdq.equalize import equalized
+from qdqspec.qdq.quantizer import Quantizer, WeightKey
+from qdqspec.qdq.scales import along
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Case, Placement, Site
 
 if TYPE_CHECKING:

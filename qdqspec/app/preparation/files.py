@@ -30,10 +30,10 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import OutputError
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.storage import LARGE, WeightStore, refuse_overwriting, save_model, write_text
-from qdqspec.qdq.edit.equalize import branches_of, equalized
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.scheme.cache import gather, write_cache
-from qdqspec.qdq.scheme.scheme_file import write_scheme
+from qdqspec.qdq.equalize import branches_of, equalized
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.pattern_cache import gather, write_cache
+from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.search.strategies.region import best_by_pattern
 from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial

@@ -21,7 +21,7 @@ from qdqspec.graph.check import type_problem
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.lint.loads import CHECKER, LOAD, RUN, VALUES, named_node, with_refusals
+from qdqspec.qdq.lint.rules import CHECKER, LOAD, RUN, VALUES, named_node, with_refusals
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, Finding, Inputs, InputShape, LintTarget, ShapeProfile
 
 

@@ -68,14 +68,13 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.edit.equalize import Equalization, equalized, products_of, touched
-from qdqspec.qdq.quantize.calibrate import calibrate_with, given_ranges
-from qdqspec.qdq.quantize.corrections import Corrections
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.qdq.quantize.saturation import saturations
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import format_choices
+from qdqspec.qdq.calibrate import calibrate_with, given_ranges
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.equalize import equalized, products_of, touched
+from qdqspec.qdq.quantizer import Corrections, Quantizer
+from qdqspec.qdq.ranges import TensorRange, saturations, tie_ranges
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import format_choices
 from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.timing.race import Load
 from qdqspec.types import Case, DataSource, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region

@@ -17,17 +17,17 @@ from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.given import OwnCopy, fixed_in
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.qdq.edit.equalize import EQUALIZED
-from qdqspec.qdq.quantize.corrections import WeightKey, weight_key
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.cache import read_cache
-from qdqspec.qdq.scheme.cache import warm_starts as cached_starts
-from qdqspec.qdq.scheme.match import Matcher
-from qdqspec.qdq.scheme.scheme_file import read_scheme
-from qdqspec.qdq.space.search_space import project
+from qdqspec.qdq.chains import EQUALIZED
+from qdqspec.qdq.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.match import Matcher
+from qdqspec.qdq.pattern_cache import read_cache
+from qdqspec.qdq.pattern_cache import warm_starts as cached_starts
+from qdqspec.qdq.quantizer import WeightKey, weight_key
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scheme_file import read_scheme
+from qdqspec.qdq.search_space import project
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.search.journal import read_journal
 from qdqspec.types import PlacedPair, Placement, Site
 

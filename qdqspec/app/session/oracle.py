@@ -28,7 +28,7 @@ from qdqspec.accuracy.switches import sites_of
 from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.limits import MetricLimit
 from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
 

@@ -34,7 +34,7 @@ from qdqspec.checks.base import raised
 from qdqspec.checks.baselines import Renewal
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.read.import_qdq import import_placement
+from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.timing.lock import log_wait
 from qdqspec.timing.store import Store

@@ -29,7 +29,7 @@ from qdqspec.app.session.outcome import Tuned, finish
 from qdqspec.app.session.tuning import MakeStrategy, Tuning, named
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.storage import write_text
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.loop import Built, Search
 from qdqspec.timing.lock import RunLock

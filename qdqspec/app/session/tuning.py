@@ -25,7 +25,7 @@ from qdqspec.app.session.confirm import FINALISTS
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.graph.conversion import FLOAT16
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
 from qdqspec.search.guide import repaired
 from qdqspec.search.limits import Limits, MetricLimit

@@ -31,8 +31,8 @@ from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph.model import load_model, require_path
 from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.read.survival import check_survival
-from qdqspec.qdq.scheme.scheme_file import SchemeFile, read_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, read_scheme
+from qdqspec.qdq.survival import check_survival
 from qdqspec.timing.lock import RunLock
 from qdqspec.timing.store import Store
 from qdqspec.types import (

@@ -19,11 +19,11 @@ from qdqspec.graph.conversion import computes_in_float16
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import is_constant_node
+from qdqspec.qdq.formats import BLOCK_SIZES
 from qdqspec.qdq.lint import rules
 from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset, unequal_scales
 from qdqspec.qdq.lint.view import LAYOUT, View, interpolates, type_name
-from qdqspec.qdq.quantize.formats import BLOCK_SIZES
-from qdqspec.qdq.read.recognize import is_op
+from qdqspec.qdq.pair_numbers import is_op
 
 TARGETS = ("onnxruntime-cpu",)
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"

@@ -35,8 +35,8 @@ from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default
-from qdqspec.qdq.quantize.formats import BLOCK_SIZES
-from qdqspec.qdq.space.units import Unit, Units, with_results
+from qdqspec.qdq.formats import BLOCK_SIZES
+from qdqspec.qdq.units import Unit, Units, with_results
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")

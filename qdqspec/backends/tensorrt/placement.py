@@ -2,7 +2,7 @@
 
 A rule takes the units of a model and returns them with pairs moved or removed; `qdqspec.backends.tensorrt.ops` lists
 the rules in their order. All inputs of a weighted operator are quantized together by construction of units, and tensors
-that are copied, pooled or joined share their scales by `qdqspec.qdq.quantize.ranges.tie_ranges`. Weight-only formats in
+that are copied, pooled or joined share their scales by `qdqspec.qdq.ranges.tie_ranges`. Weight-only formats in
 blocks are for products of few rows and are not affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from qdqspec.backends.tensorrt import ops
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.qdq.space.units import Edge, Form, Unit, Units, weight_input, with_results
+from qdqspec.qdq.units import Edge, Form, Unit, Units, weight_input, with_results
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"

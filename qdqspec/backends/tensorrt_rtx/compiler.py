@@ -25,7 +25,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.build import TimingOptions, open_network
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
-from qdqspec.qdq.lint.loads import named_node
+from qdqspec.qdq.lint.rules import named_node
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -1,11 +1,13 @@
-"""Lint rules, their registry, their application to a model and the text of the findings."""
+"""Lint rules, their registry, their application to a model, findings made by loading, and the text of findings."""
 
 from __future__ import annotations
 
 import importlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from qdqspec.types import Finding, FindingSeverity, LintTarget
 # A place that breaks a rule: the node, or ``None`` for the whole model, and the problem.
 Hit: TypeAlias = tuple[Node | None, str]
 Find: TypeAlias = Callable[[View], Iterator[Hit]]
+_ORDER = ("refused", "slow", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,6 @@ class Rule:
     def holds_for(self, runtime: Version | None) -> bool:
         """Whether the rule applies to a version of the runtime; if that is unknown, to the newest."""
         return not self.until if runtime is None else _is_between(runtime, self.since, self.until)
-
-    def is_for(self, target: LintTarget) -> bool:
-        """Whether it is one of a target's rules, in some version at least."""
-        return any(target == each or target.startswith(f"{each}.") for each in self.targets)
 
     def scope(self, versions: Sequence[Version]) -> str:
         """The versions among those judged that it applies to, and those where that is unknown; empty if it is all."""
@@ -120,7 +119,11 @@ def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
         if module := hooks.declaration_of(backend).lint_rules:
             importlib.import_module(module)
     known = sorted(_RULES.values(), key=lambda each: each.id)
-    return tuple(each for each in known if target is None or each.is_for(target))
+    if target is None:
+        return tuple(known)
+    return tuple(
+        rule for rule in known if any(target == one or target.startswith(f"{one}.") for one in rule.targets)
+    )
 
 
 def formats_newer_than_opset(view: View) -> Iterator[Hit]:
@@ -143,9 +146,6 @@ def unequal_scales(view: View, moves: Callable[[Node], bool]) -> Iterator[Hit]:
             yield node, f"is between '{before.name}' and '{other.name}'"
 
 
-_ORDER = ("refused", "slow", "note")
-
-
 def lint_model(
     model: Model, target: LintTarget, *, compute_capability: tuple[int, int] | None = None
 ) -> tuple[Finding, ...]:
@@ -166,25 +166,93 @@ def lint_model(
         from qdqspec.graph.inlining import inlined
 
         model = Model(inlined(model.proto, kept=()), path=model.path)
-    found = _findings(View(model, target, compute_capability))
-    return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
+    view, findings = View(model, target, compute_capability), []
+    for rule in rules_for(target):
+        if any(map(rule.holds_for, view.versions or (None,))):
+            scope = rule.scope(view.versions)
+            title = f"{rule.title} ({scope})" if scope else rule.title
+            for node, problem in rule.find(view):
+                findings.append(
+                    Finding(
+                        id=rule.id,
+                        severity=rule.severity,
+                        node="" if node is None else node.name,
+                        message=problem,
+                        title=title,
+                        cure=rule.cure,
+                        source=rule.source,
+                    )
+                )
+    return tuple(sorted(findings, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
 
 
-def _findings(view: View) -> Iterator[Finding]:
-    for rule in rules_for(view.target):
-        if not any(map(rule.holds_for, view.versions or (None,))):
-            continue
-        scope = rule.scope(view.versions)
-        for node, problem in rule.find(view):
-            yield Finding(
-                id=rule.id,
-                severity=rule.severity,
-                node="" if node is None else node.name,
-                message=problem,
-                title=f"{rule.title} ({scope})" if scope else rule.title,
-                cure=rule.cure,
-                source=rule.source,
-            )
+# ---- findings that no static rule makes: what ONNX's checker and a runtime refuse ----------------------
+
+_refusal = partial(Finding, severity="refused", node="", message="")
+CHECKER = _refusal(
+    id="ONX001",
+    title="ONNX's checker refuses the model: types or shapes contradict each other",
+    cure="convert the node's inputs to one type, or export the model again",
+    source="onnx.checker.check_model with full_check; a note where the runtime of the target loaded the model",
+)
+LOAD = _refusal(
+    id="RUN001",
+    title="The runtime does not load the model",
+    cure="change the node that the message names, or leave it in float",
+    source="runtime: one load by the installed version",
+)
+RUN = _refusal(
+    id="RUN002",
+    title="The runtime loads the model, and cannot run it with its optimizations",
+    cure="leave the nodes around the one that fails in float, or run the model without the runtime's optimizations",
+    source="runtime: one run by the installed version, which succeeds without optimizations",
+)
+VALUES = _refusal(
+    id="RUN003",
+    title="The runtime computes other values with its optimizations than ONNX defines",
+    cure="leave the node in float, change it, or run the model without the runtime's optimizations",
+    source="runtime: one run by the installed version, below 20 dB of a run without optimizations",
+)
+BY_LOADING = (CHECKER, LOAD, RUN, VALUES)
+
+_AFTER_NAME = re.compile(r"""name:\s*['"]?([^'"(),]+)""")
+_ENCLOSED = re.compile(r"""['"(]([^'"()]+)['")]""")
+# Where a text refers to a node or a tensor: 'x', constant (x), tensor x.
+_POINTED = re.compile(
+    r"'([^']+)'|\b(?:constant|layer|node|operation|tensor) \(?([^\s(),']+?)\.?(?=[\s(),']|$)"
+)
+_ADDED = re.compile(
+    r"(\.\d+)?(_myl\d+(_\d+)?)?$"
+)  # by compilers to names of tensors and layers: x.1, x_myl0_3
+
+
+def named_node(model: Model, text: str) -> str:
+    """The node of a model that a message names, itself or by a tensor that it makes or reads; empty if there is none.
+
+    A name is in quotes, in brackets, after ``name:`` or after a word such as ``node``. A runtime names a node of a body
+    without the path of the body.
+    """
+    known = {name.rpartition("/")[2]: name for name in model.by_name} | {name: name for name in model.by_name}
+    words = [word.strip() for pattern in (_AFTER_NAME, _ENCLOSED) for word in pattern.findall(text)]
+    pointed = [match[1] or match[2] for match in _POINTED.finditer(text)]
+    pointed += [_ADDED.sub("", word) for word in pointed]
+    nodes = [known[word] for word in (*words, *pointed) if word in known]
+    makers = [model.producer[word].name for word in pointed if word in model.producer]
+    readers = [model.consumers[word][0].node for word in pointed if model.consumers.get(word)]
+    return max(nodes, key=len, default="") or next(iter(makers + readers), "")
+
+
+def with_refusals(found: Iterable[Finding], refusals: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings of static rules, and refusals of nodes that no earlier one refuses; the refused ones first."""
+    every = list(found)
+    for refusal in refusals:
+        known = {finding.node for finding in every if finding.severity == "refused"}
+        if not refusal.node or refusal.node not in known:
+            every.append(refusal)
+    return tuple(sorted(every, key=lambda finding: _ORDER.index(finding.severity)))
+
+
+# ---- texts -------------------------------------------------------------------------------------------
 
 
 def render_findings(

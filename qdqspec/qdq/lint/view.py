@@ -18,16 +18,8 @@ from qdqspec.graph.fold import with_constant_numbers
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.read.recognize import (
-    blocks_of,
-    is_constant,
-    is_dynamic,
-    is_op,
-    is_qdq,
-    makes_scale,
-    scale_of,
-)
-from qdqspec.qdq.space.units import weight_input
+from qdqspec.qdq.pair_numbers import blocks_of, is_constant, is_dynamic, is_op, is_qdq, makes_scale, scale_of
+from qdqspec.qdq.units import weight_input
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
@@ -147,7 +139,7 @@ class View:
         if node.name not in self._numbers:
             maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
             if maker is not None and is_dynamic(maker):
-                self._numbers[node.name] = self._computed(maker)
+                self._numbers[node.name] = self._dynamic(maker)
             else:
                 self._numbers[node.name] = self._stored(node)
         return self._numbers[node.name]
@@ -157,32 +149,23 @@ class View:
         stored = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
         scale = scale_of(self.model, node) if is_constant(self.model, node.inputs[1:2]) else None
         zero_point: Reals | None = None if scale is None else np.zeros(scale.shape)
-        if len(node.inputs) > 2 and node.inputs[2]:
-            known = node.inputs[2] in self.model.constants
-            zero_point = self.model.array(node.inputs[2]).astype(np.float64) if known else None
+        if given := node.input_at(2):
+            known = given in self.model.constants
+            zero_point = self.model.array(given).astype(np.float64) if known else None
         axis, block = blocks_of(node)
-        return QdqNumbers(
-            elem_type=self.model.elem_type(stored),
-            scale=None if scale is None else scale.astype(np.float64),
-            zero_point=zero_point,
-            axis=axis,
-            block=block,
-        )
+        real = None if scale is None else scale.astype(np.float64)
+        return QdqNumbers(self.model.elem_type(stored), real, zero_point, axis, block)
 
-    def _computed(self, node: Node) -> QdqNumbers:
+    def _dynamic(self, node: Node) -> QdqNumbers:
         """The numbers of a pair whose node computes its scales at run time: their common factor, if any."""
-        known = [name for name in node.inputs[1:2] if name in self.model.constants]
-        scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
+        factor = node.input_at(1)
+        is_known = factor in self.model.constants
+        scale = self.model.array(factor).astype(np.float64) if is_known else np.ones(())
         axis, block = blocks_of(node)
-        is_eight_bit = node.op_type == QUANTIZE
-        return QdqNumbers(
-            elem_type=TensorProto.UINT8 if is_eight_bit else self.model.elem_type(node.outputs[0]),
-            scale=None if len(node.inputs) > 1 and not known else scale,
-            zero_point=np.zeros(scale.shape),
-            axis=axis,
-            block=block,
-            dynamic=True,
-        )
+        eight_bit = node.op_type == QUANTIZE
+        elem_type = TensorProto.UINT8 if eight_bit else self.model.elem_type(node.outputs[0])
+        known = scale if is_known or len(node.inputs) < 2 else None
+        return QdqNumbers(elem_type, known, np.zeros(scale.shape), axis, block, dynamic=True)
 
     # ---- tensors ----------------------------------------------------------------------------
 

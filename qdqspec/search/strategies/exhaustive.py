@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqspec.errors import ConfigError
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import UnitBlock, labels_of, tie, uniform_codes
 

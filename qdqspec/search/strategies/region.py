@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches

@@ -16,8 +16,8 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from qdqspec.graph.ops import ANCHORS, copies_values
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Unit
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Unit
 from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, classes_of, fuse, spent_by_unit
 from qdqspec.types import HALVES, LayerTime, Trial, label_of

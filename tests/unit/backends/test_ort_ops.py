@@ -18,9 +18,9 @@ from qdqspec.backends.onnxruntime import ops as ort_ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
 from qdqspec.graph.model import QDQ_OPS, Model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 SHAPES = dict.fromkeys(ort_ops.LINEAR, MATRIX)

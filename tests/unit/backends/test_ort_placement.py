@@ -17,10 +17,10 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import Inserter
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.search_space import SchemeSpace
 
 COPIES = {
     "MaxPool": "MaxPool <kernel_shape: ints = [1, 1]> (r)",

@@ -14,8 +14,8 @@ from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS as RTX_FORMATS
 from qdqspec.backends.tensorrt_rtx.ops import capabilities as rtx_capabilities
 from qdqspec.graph.model import Model
-from qdqspec.qdq.space.judging import judge
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.judging import judge
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import QuantizeRules
 
 SKIP, NORM, PAD = "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"

@@ -17,7 +17,7 @@ from onnx import helper
 from qdqspec.app.preparation import prepare
 from qdqspec.app.session import Session
 from qdqspec.errors import StateError
-from qdqspec.qdq.scheme.scheme_file import read_scheme
+from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.types import Case, Inputs, RegionRules, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads", "hasty")

@@ -15,8 +15,8 @@ from random_models import ranges_for
 
 from qdqspec.app.cli import main
 from qdqspec.app.report.record import record_to_json
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.scheme_file import write_scheme
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.testing.records import sample_run
 from qdqspec.types import Consumer, Placement, Site
 

@@ -21,8 +21,8 @@ from qdqspec._core.config import Settings, claim_folder, find_folder, find_root,
 from qdqspec._core.options import duration
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.read.survival import run_optimizer
-from qdqspec.qdq.space.units import apply_rules
+from qdqspec.qdq.survival import run_optimizer
+from qdqspec.qdq.units import apply_rules
 from qdqspec.spec import kinds
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case

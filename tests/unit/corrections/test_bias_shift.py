@@ -9,9 +9,9 @@ import pytest
 from linear_models import layer_of, linear_model
 
 from qdqspec.accuracy.corrections.bias import Means, bias_shift, mean_shift, observed_means
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 
 
 @pytest.mark.parametrize(("groups", "is_quantized"), [(1, False), (2, False), (4, False), (1, True)])

@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
-from qdqspec.qdq.edit.equalize import equalized, find_chains
+from qdqspec.qdq.chains import find_chains
+from qdqspec.qdq.equalize import equalized
 
 FACTORS = 2.0 ** np.array([4, -3, 0, 2])
 

@@ -22,10 +22,10 @@ from qdqspec.app.session import Session
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
 
 

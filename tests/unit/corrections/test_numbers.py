@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.qdq.quantize.corrections import rounding_text, unpacked
+from qdqspec.qdq.quantizer import rounding_text, unpacked
 
 
 @given(seed=st.integers(0, 99))

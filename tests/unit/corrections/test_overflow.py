@@ -21,9 +21,9 @@ from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import QuantParams, number_format
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import activation_params, quantize, weight_params
+from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params, quantize, weight_params
 from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 INT8, UINT8 = number_format("int8"), number_format("uint8")

@@ -19,7 +19,7 @@ from trt_corpus import parse
 from qdqspec.backends.onnxruntime.lint import TARGETS
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model, rules_for
-from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.strip import strip_qdq
 
 F32 = np.float32
 IMAGE = "float[1,16,8,8] x"

@@ -25,7 +25,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.lint.loads import named_node
+from qdqspec.qdq.lint.rules import named_node
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Finding
 

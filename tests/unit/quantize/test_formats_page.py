@@ -14,11 +14,11 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_8, BLOCKED_8_SINCE
 from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME, NumberFormat
+from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME, NumberFormat
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Consumer, LintTarget, Placement, Site
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "formats.md"

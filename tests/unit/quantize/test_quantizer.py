@@ -10,10 +10,10 @@ from onnx_text import parsed
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.formats import FORMATS, QuantParams
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.formats import FORMATS, QuantParams
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Site
 
 
@@ -83,20 +83,6 @@ def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
         ):
             assert (params.scale >= np.finfo(np.float32).smallest_normal).all()
             assert np.isfinite(dequantize(quantize(weight, params), params)).all()
-
-
-def test_the_scale_of_a_bias_is_the_product_of_input_and_weight_scale() -> None:
-    model = model_with_weight(np.array([0.25, -3, 7], np.float32))
-    inputs = activation("x")
-    weight = weight_of("w")
-    bias = Site(tensor="w", consumers=(Consumer("MatMul#0", 2),), format="int32", axis=0, weight=True)
-    quantizer = Quantizer(model, {"x": TensorRange(0, 255)}, biases={bias.consumers[0]: (inputs, weight)})
-    step = quantizer.params(inputs).scale * quantizer.params(weight).scale
-    assert quantizer.params(bias).scale == step
-    with warnings.catch_warnings(action="error"):
-        integers = quantizer.integer_weight(bias)
-    assert integers.dtype == np.int32
-    np.testing.assert_array_equal(integers[:2], np.rint(np.array([0.25, -3]) / step))
 
 
 def test_a_bias_beyond_32_bits_saturates() -> None:

@@ -18,10 +18,9 @@ from qdqspec.app.session import Session
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.qdq.quantize.saturation import MOST_NODES, STEPS, TOLERANCE, Saturation, saturations
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import Saturation, TensorRange, saturations, tie_ranges
 from qdqspec.types import Case, Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 WIDE = TensorRange(-20.0, 10.0)
@@ -33,9 +32,9 @@ CONSTANTS = (
 )
 
 
-def reading(function: str, span: TensorRange = WIDE, also: str = "") -> Saturation | None:
+def reading(function: str, also: str = "", **limits: int) -> Saturation | None:
     """The ends of ``t``, from which ``function`` computes ``f``; ``also`` is another reader."""
-    found = saturations(model(function, also), {"t": span})
+    found = saturations(model(function, also), {"t": WIDE}, **limits)
     assert found.keys() <= {"t"}
     return found.get("t")
 
@@ -129,9 +128,9 @@ def test_tensors_that_share_a_range_share_its_ends() -> None:
 
 
 def test_long_functions_are_followed_to_a_limit() -> None:
-    chain = " ".join(f"n{i + 1} = Neg(n{i})" for i in range(2 * MOST_NODES))
-    assert reading(f"n0 = Relu(t) {chain} f = Neg(n{2 * MOST_NODES})") is not None
-    assert reading(f"n0 = Neg(t) {chain} f = Relu(n{2 * MOST_NODES})") is None
+    chain = " ".join(f"n{i + 1} = Neg(n{i})" for i in range(6))
+    assert reading(f"n0 = Relu(t) {chain} f = Neg(n6)", most_nodes=3) is not None
+    assert reading(f"n0 = Neg(t) {chain} f = Relu(n6)", most_nodes=3) is None
 
 
 def test_a_function_for_each_pair_of_many_channels_has_no_end() -> None:
@@ -201,9 +200,9 @@ def test_values_beyond_an_end_give_nearly_the_result_of_the_end(
         return np.broadcast_to(found, (len(values), 1, 2)).reshape(len(values), -1).astype(np.float64)
 
     values, kept = np.linspace(low, high, 4001), end.within(span)
-    steepest = np.abs(np.diff(of(values), axis=0)).max(axis=0) * 4000 / STEPS  # the change by one step
+    steepest = np.abs(np.diff(of(values), axis=0)).max(axis=0) * 4000 / 255  # by one step of 8 bits
     lost = np.abs(of(np.clip(values, kept.low, kept.high)) - of(values)).max(axis=0)
-    assert (lost <= 1.1 * TOLERANCE * steepest + 1e-6).all()
+    assert (lost <= 1.1 / 32 * steepest + 1e-6).all()
 
 
 @pytest.fixture

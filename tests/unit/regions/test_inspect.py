@@ -20,7 +20,7 @@ from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning, multiplications_by_node
 from qdqspec.graph.regions.inspect import Body, Judged, find_bodies, inspect_model, render_text, to_json
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.space.judging import judge
+from qdqspec.qdq.judging import judge
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
 
 

@@ -14,7 +14,7 @@ from rehearsing import built_outputs, rehearsal_of
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.quantize.quantizer import Quantizer
+from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.types import Consumer, Placement, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

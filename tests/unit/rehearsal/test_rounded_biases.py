@@ -16,11 +16,10 @@ from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import Corrections, weight_key
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Placement
 
 ROUNDED = ops.capabilities(()).rounds_biases

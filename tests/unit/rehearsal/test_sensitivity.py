@@ -15,8 +15,8 @@ from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_se
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
 
 MODELS = Path(__file__).parents[3] / "specs" / "models"

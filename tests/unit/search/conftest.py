@@ -15,7 +15,7 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.energy import Energy
 from qdqspec.testing import strategies

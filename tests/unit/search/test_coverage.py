@@ -16,7 +16,7 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.forecast import multiplications_by_node
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.coverage import CoverageSearch
 from qdqspec.types import LayerTime, Placement, Trial
 

@@ -14,8 +14,8 @@ from searches import Additive, Device, ScoringDevice, distance, limited, residua
 
 from qdqspec._core.registry import resolve
 from qdqspec.accuracy.compare import power_of
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.units import Unit
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Unit
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import LINEAR
 from qdqspec.search.energy import Posterior

@@ -12,7 +12,7 @@ import pytest
 from searches import limited
 
 from qdqspec.errors import ConfigError
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.blocks import labels_of, tie
 from qdqspec.search.select import front_of
 from qdqspec.search.strategies.exhaustive import Exhaustive

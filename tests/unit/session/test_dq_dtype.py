@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme
 
 MODEL = """g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {
     [a] a = plugins.Rotate(x)  [b] b = plugins.Rotate(a)  [m] c = MatMul(a, b)  [n] d = MatMul(c, b)

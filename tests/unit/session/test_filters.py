@@ -16,7 +16,7 @@ from qdqspec.app.preparation.prepare import require_patterns
 from qdqspec.app.session import Session
 from qdqspec.errors import BackendError, PlacementError, SpecError
 from qdqspec.graph.model import load_model
-from qdqspec.qdq.read.import_qdq import placement_for
+from qdqspec.qdq.import_qdq import placement_for
 from qdqspec.search.base import Proposal
 from qdqspec.types import Case, PatternRules, Placement, Trial, TuneRules
 

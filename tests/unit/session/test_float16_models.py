@@ -25,10 +25,10 @@ from qdqspec.backends.onnxruntime.engine import everything, half_model
 from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.definition import reference_outputs
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
 from tests.support.arrays import arrays_of
 from tests.support.changed_models import in_float16

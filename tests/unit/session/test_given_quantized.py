@@ -16,8 +16,8 @@ from written_cases import digits_case
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, PatternRules, QuantizeRules, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"

@@ -19,11 +19,10 @@ from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import weight_key
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.import_qdq import placement_for
-from qdqspec.qdq.read.strip import strip_qdq
+from qdqspec.qdq.import_qdq import placement_for
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer, weight_key
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, Consumer, Placement, QuantizeRules, Site, TuneRules
 
 

@@ -16,7 +16,7 @@ from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle, Rehearser
 from qdqspec.errors import BackendError
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Case, Placement, Trial
 
 

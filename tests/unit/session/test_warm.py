@@ -16,11 +16,11 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.cache import gather, write_cache
-from qdqspec.qdq.scheme.scheme_file import write_scheme
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.pattern_cache import gather, write_cache
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.scheme_file import write_scheme
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.journal import Journal
 from qdqspec.types import Case, Placement, Trial, TuneRules
 from tests.support.weights import floating

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
+from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.models import MatrixSection, combinations, spec_schema

@@ -24,11 +24,11 @@ from qdqspec.backends.tensorrt.lint.rule import (
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
+from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset
 from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
-from qdqspec.qdq.quantize.formats import number_format
-from qdqspec.qdq.read.recognize import is_constant
-from qdqspec.qdq.space.units import WEIGHT_AXES, dynamic_misfit
+from qdqspec.qdq.pair_numbers import is_constant
+from qdqspec.qdq.units import WEIGHT_AXES, dynamic_misfit
 
 _TAKEN = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1}

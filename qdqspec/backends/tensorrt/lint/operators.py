@@ -25,7 +25,7 @@ from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.lint.rules import Find, Hit
 from qdqspec.qdq.lint.view import View
-from qdqspec.qdq.space.units import edges_before
+from qdqspec.qdq.units import edges_before
 from qdqspec.types import Consumer
 
 # "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.

@@ -12,11 +12,11 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.read.diff import diff_models, render_text
-from qdqspec.qdq.read.import_qdq import import_placement
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.space.search_space import SchemeSpace
+from qdqspec.qdq.diff import diff_models, render_text
+from qdqspec.qdq.import_qdq import import_placement
+from qdqspec.qdq.pairs import misfit
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)

@@ -15,14 +15,14 @@ from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import insert_qdq
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.view import View
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.diff import diff_models
-from qdqspec.qdq.read.import_qdq import Imported, import_placement, placement_for
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[3] / "data"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 from random_models import ranges_for
@@ -16,10 +16,10 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.read.strip import Stripped, strip_qdq
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.strip import Stripped, strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
@@ -131,23 +131,6 @@ WEIGHTS = {
     "default axis": (UNSIGNED, np.float32([1, 2, 3, 4]), np.uint8([4, 3, 2, 1]), ""),
     "int32 bias": (np.int32([-(2**31), 2**31 - 1, 16777217]), np.float32([0.1] * 3), None, "<axis = 0>"),
 }
-
-
-@pytest.mark.parametrize("made", ["initializer", "Constant"])
-@pytest.mark.parametrize("names", ["ab", "ba"])
-def test_a_weight_with_several_pairs_is_restored_at_its_position(made: str, names: str) -> None:
-    text = f"[{names[0]}] t = MatMul(x, w) [{names[1]}] u = MatMul(t, w) [c] y = MatMul(u, v)"
-    model = net(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=(4, 4), v=(4, 4))
-    if made == "Constant":
-        value = model.proto.graph.initializer.pop(0)
-        model.proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], "k", value=value))
-        model = Model(model.proto)
-    sites = [Site(tensor="w", consumers=(Consumer(n, 1),), format="int8", weight=True) for n in names]
-    inserted = insert_qdq(model, Placement(sites=frozenset(sites)), Quantizer(model, ranges_for(model)))
-    stripped = strip_qdq(Model(inserted.proto)).proto
-    assert [node.op_type for node in stripped.graph.node] == [node.op_type for node in model.nodes]
-    assert [t.name for t in stripped.graph.initializer] == list(model.initializers)
-    assert strip_qdq(Model(inserted.proto), model).proto == model.proto
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx_text import parsed
 
-from qdqspec.errors import BackendError, ModelError
+from qdqspec.errors import ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.read import survival
-from qdqspec.qdq.read.strip import strip_qdq
-from qdqspec.qdq.read.survival import check_survival
+from qdqspec.qdq import survival
+from qdqspec.qdq.strip import strip_qdq
+from qdqspec.qdq.survival import check_survival
 
 DATA = Path(__file__).parents[3] / "data"
 OURS = ("constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all")
@@ -109,19 +109,11 @@ def test_a_missing_optimizer_is_an_error_with_the_install_command(tool, monkeypa
     assert found.pairs == 0
 
 
-def test_a_failing_optimizer_is_reported_as_an_error(monkeypatch) -> None:
-    def fails(model: Path, folder: Path) -> Path:
-        raise BackendError("it broke", where=model)
-
-    monkeypatch.setitem(survival._RUNS, "onnxslim", fails)
-    found = check_survival(DATA / "qdq_conv_polygraphy.onnx", ["onnxslim", "constant-folding"])
-    assert [(one.error, one.pairs) for one in found] == [("it broke", 0), ("", 1)]
-
-
 def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
     path = saved(tmp_path, "g (float[2] x) => (float[2] y) { y = own.Op(x) }")
-    (found,) = check_survival(path, ["onnxruntime-basic"])
+    found, other = check_survival(path, ["onnxruntime-basic", "constant-folding"])
     assert found.error.startswith("ONNX Runtime could not optimize the model")
+    assert not other.error
 
 
 def test_a_missing_model_file_is_an_error(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from random_models import ranges_for
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.edit.insert import insert_qdq
-from qdqspec.qdq.quantize.corrections import Corrections, rounding_text, weight_key
-from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer, rounding_text
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 
@@ -205,15 +204,3 @@ def test_a_change_of_any_byte_is_an_error_or_is_whitespace(path: Path, place: fl
         assert error.cure  # noqa: PT017 - the test checks that there is a cure
     else:
         assert known == read_scheme(path), "only whitespace between values may change"
-
-
-def test_a_scheme_reproduces_corrected_weights_bit_for_bit(
-    model: Model, placement: Placement, tmp_path: Path
-) -> None:
-    plain = Quantizer(model, ranges_for(model))
-    (weight,) = (site for site in placement.ordered if site.weight)
-    scale = plain.params(weight).scale * np.float32(0.75)
-    numbers = plain.corrected(Corrections(weights={weight_key(weight): scale}))
-    write_scheme(tmp_path / "corrected.json", placement, numbers.placed(placement), "onnxruntime")
-    again = apply_scheme(model, tmp_path / "corrected.json")
-    assert again.proto == insert_qdq(model, placement, numbers).proto

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, TypeAlias, cast
@@ -20,7 +20,7 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_commutative
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.pattern import PatternGranularity, PatternMaker
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT
+from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
 PlaceKind: TypeAlias = Literal["in", "out", "result"]
@@ -173,73 +173,63 @@ class Frames:
 def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
     """The scheme of each leaf, by region id; leaves that stay float have an empty one.
 
-    A pair on an output of a body of If, Loop or Scan is in no scheme, since no region has that output. Raises
-    `PlacementError` if a site names a node that is in no region.
+    A site has a place at each edge, and at the producer's output if all consumers read the tensor quantized. A pair on
+    an output of a body of If, Loop or Scan is in no scheme, since no region has that output. Raises `PlacementError` if
+    a site names a node that is in no region.
     """
+    model = frames.model
     found: dict[str, set[RelativeSite]] = {region.id: set() for region in frames.leaves}
     for site in placement.sites:
-        for region_id, place in _places(frames, site):
-            axis = -1 if site.axis is None else site.axis
+        ends = [end for end in site.consumers if not end.is_output]
+        readers = {e for e in ends if e.node not in model.by_name or not model.by_name[e.node].is_marker}
+        places = [frames.place(end) for end in readers]
+        maker = model.producer.get(site.tensor)
+        if maker is not None and not site.weight and maker.name in frames.leaf_of:
+            frame = frames.of(frames.leaf_of[maker.name])
+            slot = frame.position[maker.name], maker.outputs.index(site.tensor)
+            if len(ends) < len(site.consumers):
+                places.append((frame.region.id, PatternPlace("result", *slot)))
+            is_whole = bool(readers) and readers == set(model.consumers[site.tensor])
+            if is_whole and site.tensor in frame.region.outputs:
+                places.append((frame.region.id, PatternPlace("out", *slot)))
+        axis = -1 if site.axis is None else site.axis
+        for region_id, place in places:
             relative = RelativeSite(place=place, format=site.format, axis=axis, weight=site.weight)
             found[region_id].add(relative)
     return {region_id: Scheme(sites=frozenset(sites)) for region_id, sites in found.items()}
 
 
-def _places(frames: Frames, site: Site) -> Iterator[tuple[str, PatternPlace]]:
-    """The places of a site: each edge, and the producer's output if all consumers read the tensor quantized."""
-    model = frames.model
-    nodes = {end for end in site.consumers if not end.is_output}
-    readers = {end for end in nodes if end.node not in model.by_name or not model.by_name[end.node].is_marker}
-    for end in readers:
-        yield frames.place(end)
-    maker = model.producer.get(site.tensor)
-    if maker is None or site.weight or maker.name not in frames.leaf_of:
-        return
-    frame = frames.of(frames.leaf_of[maker.name])
-    slot = frame.position[maker.name], maker.outputs.index(site.tensor)
-    if len(nodes) < len(site.consumers):
-        yield frame.region.id, PatternPlace("result", *slot)
-    if readers and site.tensor in frame.region.outputs and readers == set(model.consumers[site.tensor]):
-        yield frame.region.id, PatternPlace("out", *slot)
-
-
 def placement_of(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
     """The placement of schemes, given by the ids of leaves.
 
-    Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's takes
-    precedence over the producer's. Raises `PlacementError` if a scheme does not fit its region.
+    Edges of one tensor with equal formats become one site, except that each int32 bias has its own scale. If two
+    schemes contain one edge, the reader's takes precedence over the producer's. Raises `PlacementError` if a scheme
+    does not fit its region.
     """
     edges: dict[Consumer, tuple[str, RelativeSite]] = {}
     for kinds in (("out", "result"), ("in",)):
         for region_id, chosen in schemes.items():
+            frame = frames.of(region_id)
             for site in sorted(site for site in chosen.sites if site.place.kind in kinds):
-                for tensor, end in _ends(frames, frames.of(region_id), site):
-                    edges[end] = tensor, site
-    return Placement(sites=frozenset(_merged(edges)))
-
-
-def _merged(edges: Mapping[Consumer, tuple[str, RelativeSite]]) -> Iterator[Site]:
-    """One site per tensor and format; each int32 bias has its own scale."""
+                found = find_ends(frames, frame, site.place)
+                if found is None:
+                    raise PlacementError(
+                        f"the scheme's site {site} is not in region {region_id} of {len(frame.order)} nodes",
+                        where=frames.model.where,
+                        cure="a scheme fits the regions of its own pattern only",
+                    )
+                edges |= {end: (tensor, site) for tensor, end in found}
     groups: dict[tuple[object, ...], list[Consumer]] = {}
     for end, (tensor, one) in edges.items():
         own = end if one.format == BIAS_FORMAT else None
         groups.setdefault((tensor, one.format, one.axis, one.weight, own), []).append(end)
+    sites = []
     for ends in groups.values():
         tensor, one = edges[ends[0]]
         axis = None if one.axis < 0 else one.axis
-        yield Site(tensor=tensor, consumers=tuple(ends), format=one.format, axis=axis, weight=one.weight)
-
-
-def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
-    """The edges of a relative site in a region."""
-    ends = find_ends(frames, frame, site.place)
-    if ends is None:
-        raise PlacementError(
-            f"the scheme's site {site} is not in region {frame.region.id} of {len(frame.order)} nodes",
-            where=frames.model.where,
-            cure="a scheme fits the regions of its own pattern only",
-        )
-    return ends
+        made = Site(tensor=tensor, consumers=tuple(ends), format=one.format, axis=axis, weight=one.weight)
+        sites.append(made)
+    return Placement(sites=frozenset(sites))
 
 
 def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[str, Consumer]] | None:

@@ -14,29 +14,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
-from onnx.helper import tensor_dtype_to_np_dtype
 
-from qdqspec._core.arrays import Array
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.dynamic_kernels import CARRIED
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import with_constant_numbers
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
-from qdqspec.graph.trt import (
-    DOMAIN,
-    DYNAMIC_OPS,
-    FP4_DYNAMIC,
-    MXFP8_DEQUANTIZE,
-    MXFP8_DYNAMIC,
-    MXFP8_QUANTIZE,
-    PAIR_OPS,
-    is_pair_op,
-    of_e8m0,
+from qdqspec.graph.trt import DOMAIN
+from qdqspec.qdq.pair_numbers import (
+    dequantized,
+    is_constant,
+    is_dynamic,
+    is_op,
+    is_qdq,
+    makes_scale,
+    scale_of,
 )
-from qdqspec.qdq.quantize.scales import along
-
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 def recognize(
@@ -80,9 +74,13 @@ class Recognition:
         for node in self.model.nodes:
             if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
-        for node in self.model.nodes:
-            if is_op(node, "QuantizeLinear"):
-                self._find_quantize(node)
+        for node in (node for node in self.model.nodes if is_op(node, "QuantizeLinear")):
+            ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
+            all_removed = all(self._is_removed(self.model.by_name[end.node]) for end in ends)
+            if all_removed and not any(map(self._is_read_outside, node.outputs)):
+                self.removed.add(node.index)
+            else:
+                self.left.setdefault("has an integer output that others read", []).append(node.name)
         # The place of each weight. Of several integer forms, insertion puts one in place and others
         # at the end.
         order = {name: index for index, name in enumerate(self.model.initializers)}
@@ -135,7 +133,11 @@ class Recognition:
             return False
         scales = [scale_of(self.model, node) for node in nodes]
         zeros = [self.model.array(name) if (name := node.input_at(2)) else np.zeros(1) for node in nodes]
-        return not all(_are_equal(*both) for both in (scales, zeros))
+        for one, other in (scales, zeros):  # one value may stand for all
+            fits = one.shape == other.shape or 1 in (one.size, other.size)
+            if not fits or (one.astype(np.float64) != other.astype(np.float64)).any():
+                return True
+        return False
 
     def _leaves_body(self, before: str, after: str) -> bool:
         """Whether a tensor is an output of a body, and its replacement is of another graph."""
@@ -156,15 +158,6 @@ class Recognition:
             self.floats[name] = node
             self.weights.note(node, name)
         self._stored.setdefault(name, []).append(node.inputs[0])
-
-    def _find_quantize(self, node: Node) -> None:
-        ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
-        if all(self._is_removed(self.model.by_name[end.node]) for end in ends) and not any(
-            map(self._is_read_outside, node.outputs)
-        ):
-            self.removed.add(node.index)
-        else:
-            self.left.setdefault("has an integer output that others read", []).append(node.name)
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
@@ -214,26 +207,6 @@ class Recognition:
         return tensor
 
 
-def _are_equal(one: Array, other: Array) -> bool:
-    """Whether all values are equal, also where one array has a single one for all."""
-    fits = one.shape == other.shape or 1 in (one.size, other.size)
-    return fits and bool((one.astype(np.float64) == other.astype(np.float64)).all())
-
-
-def is_op(node: Node, op_type: str) -> bool:
-    """Whether a node is a QuantizeLinear or DequantizeLinear, or another operator with that role in a pair."""
-    if node.domain == DOMAIN:
-        return PAIR_OPS.get(node.op_type, node.op_type) == op_type
-    if node.op_type == QUANTIZE:
-        return op_type == "QuantizeLinear" and node.domain in _DOMAINS
-    return node.op_type == op_type and node.domain in _DOMAINS
-
-
-def is_qdq(node: Node) -> bool:
-    """Whether a node is either of the two."""
-    return is_op(node, "QuantizeLinear") or is_op(node, "DequantizeLinear")
-
-
 @dataclass(slots=True)
 class ActivationRestorer:
     """Finds the pairs that replace an activation function, and the nodes to restore.
@@ -259,8 +232,11 @@ class ActivationRestorer:
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
-        if original is not None:
-            if original.op_type in ("Relu", "Clip") and self._fits(original):
+        if original is not None and self.reference is not None:
+            read = original.inputs[0]
+            is_free = read not in self.model.producer and read not in self.model.inputs
+            has_bounds = all(name in self.reference.constants for name in original.inputs[1:] if name)
+            if original.op_type in ("Relu", "Clip") and is_free and has_bounds:
                 self.exact[producer.index] = original
             return False
         if not starts_at_zero(self.model, quantize):
@@ -275,15 +251,8 @@ class ActivationRestorer:
         read = {name for node in self.exact.values() for name in node.inputs[1:] if name}
         return read - self.model.constants.keys()
 
-    def _fits(self, original: Node) -> bool:
-        known = self.reference.constants if self.reference else {}
-        free = original.inputs[0] not in self.model.producer and original.inputs[0] not in self.model.inputs
-        return free and all(name in known for name in original.inputs[1:] if name)
 
-
-# Proves from the graph which tensors have no negative values.
-# Used where a Q/DQ pair may replace a Relu that a quantizing tool removed: on a tensor that is never
-# negative, or before a Relu, nothing was removed.
+# ---- tensors without negative values, on which no tool removed a Relu ----------------------------------
 
 # Their results are never negative, for any operands.
 _NEVER_NEGATIVE = frozenset(
@@ -323,7 +292,12 @@ def never_negative(model: Model, tensor: str, depth: int = 4) -> bool:
         return True
     if node.op_type not in _KEEPS_SIGN or any(node.number(factor, 1.0) < 0 for factor in ("alpha", "beta")):
         return False
-    return all(never_negative(model, name, depth - 1) for name in _values(node))
+    read = [name for name in node.inputs if name]  # other inputs than values are axes, shapes and indices
+    if node.op_type == "Pad":
+        read = [name for name in (*node.inputs[:1], *node.inputs[2:3]) if name]
+    elif node.op_type in COPY_OPS or node.op_type in _REDUCES:
+        read = read[:1]
+    return all(never_negative(model, name, depth - 1) for name in read)
 
 
 def cut_at_zero(model: Model, tensor: str) -> bool:
@@ -364,24 +338,6 @@ def starts_at_zero(model: Model, node: Node) -> bool:
     return bool((zero_point == np.iinfo(zero_point.dtype).min).all())
 
 
-def _values(node: Node) -> list[str]:
-    """The operands that are values; other inputs are axes, shapes and indices."""
-    if node.op_type == "Pad":
-        return [name for name in (*node.inputs[:1], *node.inputs[2:3]) if name]
-    if node.op_type in COPY_OPS or node.op_type in _REDUCES:
-        return [*node.inputs[:1]]
-    return [name for name in node.inputs if name]
-
-
-# Default axis and block, as in `qdqspec.graph.trt`.
-_DEFAULTS = {
-    FP4_DYNAMIC: (1, 16),
-    MXFP8_DYNAMIC: (-1, 32),
-    MXFP8_QUANTIZE: (1, 32),
-    MXFP8_DEQUANTIZE: (1, 32),
-}
-
-
 @dataclass(slots=True)
 class FloatWeights:
     """Finds the float form of integer weights, in the reference if it has them."""
@@ -397,14 +353,19 @@ class FloatWeights:
         Our own nodes record it; else it is the tensor that the node's consumer reads in the reference; else
         the integer tensor's name without the suffix ``_quantized``; else the node's output.
         """
-        if node.outputs[0] in self.model.outputs:
-            return node.outputs[0]
+        model, output, stored = self.model, node.outputs[0], node.inputs[0]
         name = (
             metadata(node.proto, CARRIED)
             or self._name_in_reference(node)
-            or node.inputs[0].removesuffix("_quantized")
+            or stored.removesuffix("_quantized")
         )
-        return name if name != node.inputs[0] and self._is_free(name, node) else node.outputs[0]
+        if output in model.outputs or name == stored:
+            return output
+        known = model.constants.get(name)
+        if known is not None:  # it may be the weight itself
+            is_weight = known.data_type in FLOATS and known.dims == model.constants[stored].dims
+            return name if is_weight else output
+        return output if name in model.producer or name in model.inputs else name
 
     def tensor(self, node: Node, name: str) -> TensorProto:
         """The float weight: the reference's own bytes, or the integers dequantized."""
@@ -418,66 +379,17 @@ class FloatWeights:
         (self.dequantized if self._original(node, name) is None else self.restored).append(name)
 
     def _original(self, node: Node, name: str) -> TensorProto | None:
-        """The reference's constant of that name and shape."""
+        """The reference's constant of that name, if it has the shape of the node's integers."""
         found = self.reference.constants.get(name) if self.reference else None
-        same = found is not None and list(found.dims) == list(self.model.constants[node.inputs[0]].dims)
+        same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
         return found if same else None
 
     def _name_in_reference(self, node: Node) -> str | None:
-        if self.reference is None:
-            return None
-        shape = tuple(self.model.constants[node.inputs[0]].dims)
         for end in self.model.consumers.get(node.outputs[0], ()):
-            reader = self.reference.by_name.get(end.node)
-            if reader is None or end.input >= len(reader.inputs):
-                continue
-            name = reader.inputs[end.input]
-            constant = self.reference.constants.get(name)
-            if constant is not None and tuple(constant.dims) == shape:
-                return name
+            reader = self.reference.by_name.get(end.node) if self.reference else None
+            if reader is not None and self._original(node, reader.input_at(end.input)) is not None:
+                return reader.input_at(end.input)
         return None
-
-    def _is_free(self, name: str, node: Node) -> bool:
-        """Whether the name is unused, this node's output, or the weight itself."""
-        if name == node.outputs[0]:
-            return True
-        known, integers = self.model.constants.get(name), self.model.constants[node.inputs[0]]
-        if known is not None:
-            return known.data_type in FLOATS and tuple(known.dims) == tuple(integers.dims)
-        return name not in self.model.producer and name not in self.model.inputs
-
-
-def dequantized(model: Model, node: Node) -> Array:
-    """The values of a DequantizeLinear of a constant, in the type of its scale or of its attribute.
-
-    Per tensor, per channel (any axis) and blocked, after the ONNX operator's definition.
-    """
-    integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
-    scale = scale_of(model, node)
-    dtype = node.number("output_dtype", 0)
-    if dtype:
-        scale = scale.astype(np.float32)  # a power of two may underflow in the type of the result
-    axis, block = blocks_of(node)
-    given = node.input_at(2)
-    zero_point = model.array(given).astype(np.float64) if given else np.zeros(())
-    steps = integers - along(zero_point, integers.shape, axis, block)
-    real: Array = steps.astype(scale.dtype) * along(scale, integers.shape, axis, block)
-    return real.astype(tensor_dtype_to_np_dtype(dtype)) if dtype else real
-
-
-def blocks_of(node: Node) -> tuple[int, int]:
-    """The axis of a Q or DQ, which may be negative, and the number of elements per scale; 0 without blocks."""
-    axis, block = _DEFAULTS.get(node.op_type, (1, 0)) if is_pair_op(node.proto) else (1, 0)
-    return node.number("axis", axis), node.number("block_size", block)
-
-
-def scale_of(model: Model, node: Node) -> Array:
-    """The scale of a Q or DQ, which may be a dequantized constant, as in NVFP4."""
-    maker = model.producer.get(node.inputs[1])
-    if node.inputs[1] not in model.constants and maker is not None:
-        return dequantized(model, maker)
-    scale = model.array(node.inputs[1])
-    return of_e8m0(scale) if node.op_type in (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) else scale
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
@@ -495,43 +407,3 @@ def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProt
         if entry.key == "location":
             entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
     return moved
-
-
-def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
-    """Whether all these tensors (empty names aside) are constants of the model, or dequantized scales."""
-    return all(
-        name in model.constants
-        or (makes_scale(model, name) and model.producer[name].inputs[0] in model.constants)
-        for name in tensors
-        if name
-    )
-
-
-def makes_scale(model: Model, tensor: str) -> bool:
-    """Whether a DequantizeLinear makes a tensor from constants that is only used as a scale.
-
-    Its input may also be the scales that dynamic quantization computed.
-    """
-    maker = model.producer.get(tensor)
-    ends = model.consumers.get(tensor, ())
-    return (
-        maker is not None
-        and maker.op_type == "DequantizeLinear"
-        and all(name in model.constants for name in maker.inputs[1:] if name)
-        and (maker.inputs[0] in model.constants or found_scales(model, maker.inputs[0]) is not None)
-        and bool(ends)
-        and all(end.input == 1 and model.by_name[end.node].op_type in QDQ_OPS for end in ends)
-    )
-
-
-def found_scales(model: Model, tensor: str) -> Node | None:
-    """The node that computed these scales of blocks in dynamic quantization; ``None`` for other tensors."""
-    maker = model.producer.get(tensor)
-    return maker if maker is not None and is_dynamic(maker) and tensor in maker.outputs[1:] else None
-
-
-def is_dynamic(node: Node) -> bool:
-    """Whether a node computes scales while it quantizes: of blocks, or one of the whole tensor."""
-    if node.op_type == QUANTIZE:
-        return is_default(node)
-    return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

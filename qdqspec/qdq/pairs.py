@@ -1,7 +1,15 @@
-"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `qdqspec.qdq.edit.insert` inserts it."""
+"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `qdqspec.qdq.insert` inserts it.
+
+The pair of a weight may correct the bias of its layer, which compensates the shift of the layer's mean output by the
+quantized weight. The bias before correction is in the metadata of the weight's DequantizeLinear, so that stripping
+restores it.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -9,15 +17,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_graphsurgeon as gs
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, encoded
 from qdqspec.graph.flat import names_in, numbered_name
-from qdqspec.graph.model import Model
-from qdqspec.graph.protos import all_graphs, copied
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import is_default
+from qdqspec.graph.protos import all_graphs, copied, metadata
 from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import (
     DOMAIN,
@@ -28,19 +36,18 @@ from qdqspec.graph.trt import (
     PAIR_OPS,
     as_e8m0,
 )
-from qdqspec.qdq.edit.biases import BIAS, CorrectedBias, biased_layer, corrected_bias
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
-from qdqspec.qdq.quantize.scales import REALS, in_type_of
-from qdqspec.qdq.space.units import dynamic_misfit
+from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.qdq.quantizer import shift_text
+from qdqspec.qdq.scales import REALS, in_type_of
+from qdqspec.qdq.units import dynamic_misfit
 from qdqspec.types import Site
 
 # Q and DQ compute in the type of their scale, and each operator around them expects the tensor's own type.
 # This is the first opset that supports it.
-_REAL_OPSET: dict[int, int] = {
-    onnx.TensorProto.FLOAT: 13,
-    onnx.TensorProto.FLOAT16: 19,
-    onnx.TensorProto.BFLOAT16: 19,
-}
+_REAL_OPSET: dict[int, int] = {TensorProto.FLOAT: 13, TensorProto.FLOAT16: 19, TensorProto.BFLOAT16: 19}
+_BIAS = "qdqspec.bias"  # metadata of a weight's DequantizeLinear
+BIAS_INPUT = 2  # of a Conv
+_WEIGHT_INPUT = 1
 
 
 class QuantSource(Protocol):
@@ -60,6 +67,24 @@ class QuantSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BiasedLayer:
+    """A Conv whose bias can be changed: ``bias`` is its constant, "" if it has none."""
+
+    node: Node
+    bias: str
+    channels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectedBias:
+    """The bias of a layer with a shift. ``is_added`` is whether the layer had none before."""
+
+    value: TensorProto
+    is_added: bool
+    record: str  # for the metadata: name, shift, and value before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """The nodes and constants of one site. Consumers read ``output``; ``nodes`` are in topological order.
 
@@ -69,8 +94,8 @@ class Pair:
     """
 
     nodes: tuple[onnx.NodeProto, ...]
-    constants: tuple[onnx.TensorProto, ...]
-    integer: onnx.TensorProto | None
+    constants: tuple[TensorProto, ...]
+    integer: TensorProto | None
     output: str
     opset: int
     bias: CorrectedBias | None = None
@@ -86,15 +111,28 @@ def misfit(model: Model, site: Site) -> str | None:
         return f"{BIAS_FORMAT} is for constants: no QuantizeLinear makes it"
     elem_type = model.elem_type(site.tensor)
     if elem_type not in _REAL_OPSET:
-        kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)
+        kind = "unknown" if elem_type is None else TensorProto.DataType.Name(elem_type)
         return f"its element type is {kind}, not FLOAT, FLOAT16 or BFLOAT16"
+    return _explain_format(model, site) or _explain_consumers(model, site)
+
+
+def _explain_format(model: Model, site: Site) -> str | None:
+    """The reason why the number format of a site does not fit its tensor."""
     fmt = number_format(site.format)
     if fmt.weight_only and not site.weight:
         return f"{fmt.name} is for weights only"
     if fmt.block and site.axis is None:
         return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
-    if fmt.dynamic and (why := _explain_dynamic_misfit(model, site, fmt)):
-        return why
+    if fmt.at_run_time and site.weight:
+        return f"{fmt.name} is for activations only"
+    if fmt.at_run_time and model.elem_type(site.tensor) != TensorProto.FLOAT:
+        return f"{QUANTIZE} takes FLOAT only"
+    is_blocked = fmt.dynamic and not fmt.at_run_time and not site.weight
+    return dynamic_misfit(model, site.tensor, fmt, site.axis) if is_blocked else None
+
+
+def _explain_consumers(model: Model, site: Site) -> str | None:
+    """The reason why the consumers of a site are not those of its tensor."""
     if not site.consumers:
         return "the site names no consumer"
     unknown = sorted(set(site.consumers) - set(model.ends(site.tensor)))
@@ -105,16 +143,6 @@ def misfit(model: Model, site: Site) -> str | None:
     if makes_output(site) and (site.tensor in model.constants or site.tensor not in model.producer):
         return "it is a graph output that no node computes, so its name cannot pass to a pair"
     return None
-
-
-def _explain_dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
-    """The reason why a format with dynamic scales does not fit a site."""
-    if not fmt.at_run_time:
-        return None if site.weight else dynamic_misfit(model, site.tensor, fmt, site.axis)
-    if site.weight:
-        return f"{fmt.name} is for activations only"
-    is_float = model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
-    return None if is_float else f"{QUANTIZE} takes FLOAT only"
 
 
 def makes_output(site: Site) -> bool:
@@ -172,7 +200,11 @@ class PairMaker:
         whole = whole or site
         elem_type = self.model.elem_type(site.tensor) or 0
         params = in_type_of(self.numbers.params(whole), elem_type)
-        output, quantized = self._choose_output(site), self._make_name(site, "_quantized")
+        quantized, output = self._make_name(site, "_quantized"), self._make_name(site, "_dequantized")
+        # consumers and later tools find a stored weight that all consumers read under the weight's name
+        is_alone = self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site)
+        if makes_output(site) or is_alone:
+            output = site.tensor
         opset = max(_REAL_OPSET[elem_type], params.format.opset)
         if params.is_dynamic:
             dynamic, constants = self._make_dynamic(site, params, elem_type, source or site.tensor, output)
@@ -197,7 +229,7 @@ class PairMaker:
         nodes.append(self._make_node(dequantize, site, attributes, [quantized, *names], output))
         bias = self._correct_bias(whole)
         if bias is not None:
-            nodes[-1].metadata_props.add(key=BIAS, value=bias.record)
+            nodes[-1].metadata_props.add(key=_BIAS, value=bias.record)
         return Pair(
             nodes=tuple(nodes),
             constants=constants,
@@ -208,15 +240,30 @@ class PairMaker:
         )
 
     def _correct_bias(self, site: Site) -> CorrectedBias | None:
+        """The bias of the layer that reads a weight plus its shift, in its own type; ``None`` without a shift."""
         shift = self.numbers.bias_shift(site) if site.weight else None
         layer = None if shift is None else biased_layer(self.model, site)
         if shift is None or layer is None:
             return None
-        return corrected_bias(self.model, layer, shift, self._make_name(site, "_bias"))
+        weight = self.model.constants[layer.node.inputs[_WEIGHT_INPUT]]
+        name = layer.bias or self._make_name(site, "_bias")
+        record = {"name": name, "shift": shift_text(shift)}
+        if layer.bias:
+            own = self.model.array(layer.bias)
+            value = (own.astype(np.float32) + shift).astype(own.dtype)
+            before = copied(self.model.constants[layer.bias])
+            if before.external_data:
+                before = _make_tensor(layer.bias, own)
+            record["before"] = encoded(before)
+        else:
+            value = shift.astype(tensor_dtype_to_np_dtype(weight.data_type))
+        return CorrectedBias(
+            value=_make_tensor(name, value), is_added=not layer.bias, record=json.dumps(record)
+        )
 
     def _make_dynamic(
         self, site: Site, params: QuantParams, elem_type: int, source: str, output: str
-    ) -> tuple[tuple[onnx.NodeProto, ...], tuple[onnx.TensorProto, ...]]:
+    ) -> tuple[tuple[onnx.NodeProto, ...], tuple[TensorProto, ...]]:
         """Nodes and constants of an activation whose scales are found when the model runs.
 
         It has one scale and zero point, or scales of blocks by operators of domain ``trt``.
@@ -236,7 +283,7 @@ class PairMaker:
             nodes = [self._make_node(MXFP8_DYNAMIC, site, attributes, [source], quantized, scale)]
             attributes = along | {"output_dtype": elem_type}
             nodes.append(self._make_node(MXFP8_DEQUANTIZE, site, attributes, [quantized, scale], output))
-            constants: tuple[onnx.TensorProto, ...] = ()
+            constants: tuple[TensorProto, ...] = ()
         else:
             attributes = along | {"scale_type": fmt.scale_type or 0}
             undo = self._make_node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
@@ -250,7 +297,7 @@ class PairMaker:
 
     def _make_numbers(
         self, site: Site, params: QuantParams, elem_type: int
-    ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
+    ) -> tuple[list[str], tuple[TensorProto, ...], list[onnx.NodeProto]]:
         """The names of scale and, if present, zero point; their values; and the nodes of a scale of two levels."""
         fmt, real = params.format, REALS[elem_type]
         shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
@@ -271,18 +318,6 @@ class PairMaker:
             names.append(self._make_name(site, "_zero_point"))
             constants.append(_make_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
         return names, tuple(constants), nodes
-
-    def _choose_output(self, site: Site) -> str:
-        """The tensor after the pair.
-
-        A stored integer weight that all consumers read takes the weight's name, so that consumers and later
-        tools find it under that name. A graph output keeps its name as well.
-        """
-        if makes_output(site):
-            return site.tensor
-        if self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site):
-            return site.tensor
-        return self._make_name(site, "_dequantized")
 
     def _make_node(
         self,
@@ -327,10 +362,10 @@ def _write_axis(params: QuantParams) -> dict[str, int]:
 
 def _has_powers(params: QuantParams) -> bool:
     """Whether scales are powers of two, stored as exponents, which only operators of domain ``trt`` support."""
-    return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
+    return params.format.scale_type == TensorProto.FLOAT8E8M0
 
 
-def _make_tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
+def _make_tensor(name: str, values: npt.NDArray[np.generic]) -> TensorProto:
     """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
     return numpy_helper.from_array(np.asarray(values, order="C"), name)  # not `ascontiguousarray`: scalars
 
@@ -338,6 +373,8 @@ def _make_tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto
 @cache
 def _make_blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
     """A node from graphsurgeon without name and tensors. Cached: a model takes thousands of a kind."""
+    import onnx_graphsurgeon as gs  # late: stripping needs this module, and makes no node
+
     domain = DOMAIN if op_type in PAIR_OPS else None
     ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
     node = gs.Node(op_type, "", dict(attributes), **ends, domain=domain)
@@ -346,3 +383,58 @@ def _make_blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.N
     for field in ("name", "input", "output"):
         blank.ClearField(field)
     return blank
+
+
+# ---- corrected biases -------------------------------------------------------------------------------
+
+
+def biased_layer(model: Model, site: Site) -> BiasedLayer | None:
+    """The Conv that alone reads a weight, if no other node reads its bias or if it has none; else ``None``.
+
+    Omitted are biases that callers can feed, and nodes in bodies. A MatMul has no bias, and that of a Gemm is stored in
+    int32 or read by kernels that compute ranges at run time.
+    """
+    ends = model.consumers.get(site.tensor, ())
+    node = model.by_name[ends[0].node] if len(ends) == 1 else None
+    if node is None or node.op_type != "Conv" or not is_default(node) or node.scope:
+        return None
+    weight = model.constants.get(site.tensor)
+    if ends[0].input != _WEIGHT_INPUT or weight is None or not weight.dims:
+        return None
+    channels = weight.dims[0]
+    bias = node.input_at(BIAS_INPUT)
+    if not bias:
+        is_free = len(node.inputs) == BIAS_INPUT
+        return BiasedLayer(node=node, bias="", channels=channels) if is_free else None
+    constant = model.constants.get(bias)
+    is_private = len(model.consumers.get(bias, ())) == 1 and bias not in {
+        *model.outputs,
+        *model.subgraph_reads,
+    }
+    is_fed = any(value.name == bias for value in model.flat.graph.input)
+    if constant is None or not is_private or is_fed or list(constant.dims) != [channels]:
+        return None
+    return BiasedLayer(node=node, bias=bias, channels=channels)
+
+
+def bias_record(node: Node) -> Mapping[str, object] | None:
+    """The record that a DequantizeLinear's metadata holds; ``None`` without one, or if it is damaged."""
+    text = metadata(node.proto, _BIAS)
+    try:
+        record = None if text is None else json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("name"), str) else None
+
+
+def biases_before(model: Model, removed: Collection[int]) -> dict[str, TensorProto | None]:
+    """The biases before correction, by name; ``None`` for a bias that the correction added."""
+    before: dict[str, TensorProto | None] = {}
+    for node in (model.nodes[index] for index in removed):
+        record = bias_record(node)
+        name = "" if record is None else str(record["name"])
+        if record is None or name not in model.constants:
+            continue
+        value = base64.b64decode(str(record["before"])) if "before" in record else None
+        before[name] = None if value is None else TensorProto.FromString(value)
+    return before

@@ -30,8 +30,8 @@ from qdqspec.graph.conversion import is_converted
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.ops import copies_values
-from qdqspec.qdq.quantize.ranges import TensorRange
-from qdqspec.qdq.quantize.scales import REALS, as_real
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import REALS, as_real
 from qdqspec.types import Method
 
 BINS = 2048
@@ -107,20 +107,17 @@ def mse_range(histogram: Histogram) -> TensorRange:
     edges = histogram.edges
     centers = (edges[:-1] + edges[1:]) / 2
     limits = histogram.span.largest * np.arange(_MSE_CANDIDATES, 0, -1) / _MSE_CANDIDATES
-    errors = [_squared_error(histogram, centers, limit) for limit in limits]
+    errors = []
+    for limit in limits:
+        low, high = max(histogram.span.low, -limit), min(histogram.span.high, limit)
+        clipped, step = np.clip(centers, low, high) - centers, (high - low) / _MSE_STEPS
+        errors.append(float((histogram.counts * (clipped**2 + step**2 / 12)).sum()))
     best = int(np.argmin(errors))  # the first is the widest
     return _clip(histogram.span, float(limits[best]))
 
 
 def _clip(span: TensorRange, limit: float) -> TensorRange:
     return TensorRange(max(span.low, -limit), min(span.high, limit))
-
-
-def _squared_error(histogram: Histogram, centers: Floats, limit: float) -> float:
-    low, high = max(histogram.span.low, -limit), min(histogram.span.high, limit)
-    step = (high - low) / _MSE_STEPS
-    clipped = np.clip(centers, low, high) - centers
-    return float((histogram.counts * (clipped**2 + step**2 / 12)).sum())
 
 
 def _divergences(counts: Floats) -> Floats:

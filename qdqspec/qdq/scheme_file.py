@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,22 +20,19 @@ from qdqspec._core.records import TooLargeError, content_sum, read_json
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph.conversion import FLOAT16, computes_in_float16, in_float32, with_types
-from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import write_text
-from qdqspec.qdq.edit.biases import biased_layer
-from qdqspec.qdq.edit.equalize import EQUALIZATIONS, Equalization, equalized, misfit_of
-from qdqspec.qdq.edit.insert import Inserted, insert_qdq
-from qdqspec.qdq.edit.pairs import misfit
-from qdqspec.qdq.quantize.corrections import unpacked, weight_key
-from qdqspec.qdq.quantize.formats import QuantParams, number_format
-from qdqspec.qdq.quantize.scales import quantize
-from qdqspec.qdq.scheme.match import Matcher
+from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
+from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.insert import Inserted, insert_qdq
+from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
+from qdqspec.qdq.pairs import biased_layer
+from qdqspec.qdq.quantizer import unpacked, weight_key
+from qdqspec.qdq.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
 
-_STEPS, _SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; schemes are far smaller
 IMPORTED = "imported"  # as a backend: the scheme comes from a model that another tool quantized
@@ -83,7 +79,26 @@ def write_scheme(
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
     ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
-    records = [_write_record(pair, positions or {}) for pair in ordered]
+    records: list[dict[str, object]] = []
+    for pair in ordered:
+        site, single, at = pair.site, pair.site.axis is None, positions or {}
+        record: dict[str, object] = {
+            "tensor": site.tensor,
+            "consumers": [
+                end._asdict() | ({"position": at[end.node]} if end.node in at else {})
+                for end in site.consumers
+            ],
+            "format": site.format,
+            "scale": pair.scale[0] if single else pair.scale,
+            "zero_point": pair.zero_point[0] if single else pair.zero_point,
+            "axis": site.axis,
+            "weight": site.weight,
+        }
+        record |= {} if pair.outer is None else {"outer": pair.outer}
+        record |= {"rounding": pair.rounding} if pair.rounding else {}
+        record |= {"bias": pair.bias} if pair.bias else {}
+        record |= {} if pair.stored else {"stored": False}
+        records.append(record)
     channels = [change.record for change in factors]
     head = {
         "schema_version": SCHEMA_VERSION,
@@ -116,7 +131,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs and numbers of a scheme.
 
     The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
-    matched as `qdqspec.qdq.scheme.match` describes. Those that do not fit are omitted and noted; if none fits, or the
+    matched as `qdqspec.qdq.match` describes. Those that do not fit are omitted and noted; if none fits, or the
     model cannot have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
@@ -134,117 +149,21 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
             where=scheme if isinstance(scheme, Path) else None,
             cure=f"apply it to the model it was made for, not to {model.where}",
         )
-    notes += fitted.notes(is_imported=known.backend == IMPORTED)
+    if fitted.moved:
+        moved = names_text(fitted.moved)
+        notes.append(f"found by the nodes that read them, {moved}: this model names them otherwise")
+    if fitted.reasons:
+        first, reason = next(iter(fitted.reasons.items()))
+        many = f"{names_text(fitted.reasons)}; " if len(fitted.reasons) > 1 else ""
+        notes.append(f"left out {many}'{first}': {reason}")
+    if fitted.reasons and known.backend == IMPORTED:
+        how = "import the quantized model again with `--reference` and this model"
+        notes.append(f"to place the omitted sites, {how}")
     floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
     inserted = insert_qdq(
         prepared, fitted.placement, SchemeNumbers(prepared, fitted.pairs), floating=floating
     )
     return replace(inserted, notes=(*converted, *notes, *inserted.notes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedPairs:
-    """The pairs of a scheme under the names of one model.
-
-    ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
-    part; both by their names in the scheme.
-    """
-
-    pairs: tuple[PlacedPair, ...]
-    moved: tuple[str, ...]
-    reasons: Mapping[str, str]
-
-    @property
-    def placement(self) -> Placement:
-        """The sites without numbers."""
-        return Placement(sites=frozenset(pair.site for pair in self.pairs))
-
-    def notes(self, *, is_imported: bool) -> list[str]:
-        """Notes for the reader."""
-        notes = []
-        if self.moved:
-            notes.append(
-                f"found by the nodes that read them, {names_text(self.moved)}: this model names them otherwise"
-            )
-        if self.reasons:
-            first, reason = next(iter(self.reasons.items()))
-            many = f"{names_text(self.reasons)}; " if len(self.reasons) > 1 else ""
-            notes.append(f"left out {many}'{first}': {reason}")
-        if self.reasons and is_imported:
-            notes.append(
-                "to place the omitted sites, import the quantized model again with `--reference` and this model"
-            )
-        return notes
-
-
-def fit_pairs(
-    model: Model,
-    pairs: Iterable[PlacedPair],
-    positions: Mapping[str, str] | None = None,
-    *,
-    with_numbers: bool = True,
-) -> FittedPairs:
-    """The pairs as sites of a model. If two read the same input, the first one is kept.
-
-    Without numbers, those of a pair may be for other channels than the model has.
-    """
-    matcher = Matcher(model, positions or {})
-    fitted: list[PlacedPair] = []
-    moved: list[str] = []
-    reasons: dict[str, str] = {}
-    taken: set[Consumer] = set()
-    for pair in pairs:
-        found = matcher.find(pair.site)
-        problems = list(found.reasons)
-        for site in found.sites:
-            there = replace(pair, site=site)
-            if with_numbers and (why := _explain_misfit(model, there)) is not None:
-                problems.append(why)
-            elif taken.intersection(site.consumers):
-                problems.append("another site of the scheme quantizes the same input")
-            else:
-                taken.update(site.consumers)
-                fitted.append(there)
-                moved += [] if site == pair.site else [pair.site.tensor]
-        if problems:
-            reasons[pair.site.tensor] = problems[0]
-    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
-
-
-def prepared_for(
-    model: Model,
-    pairs: Sequence[PlacedPair],
-    positions: Mapping[str, str] | None = None,
-    factors: Sequence[Equalization] = (),
-) -> tuple[Model, list[str]]:
-    """The model that the sites were made for, equalized by these factors, and notes.
-
-    Folding replaces two tensors by one. Raises `PlacementError` if it cannot have the factors.
-    """
-    folded = fold_weights(model)
-    if (
-        not pairs
-        or not folded.missing
-        or _count_fitting(model, pairs, positions) > _count_fitting(folded.model, pairs, positions)
-    ):
-        found, notes = model, []
-    else:
-        found, notes = folded.model, [folded.note]
-    if (why := misfit_of(found, factors)) is not None:
-        raise PlacementError(
-            f"the scheme is for scaled channels, and {why}",
-            where=model.where,
-            cure="apply it to the float model that it was made for",
-        )
-    return equalized(found, factors), notes
-
-
-def _count_fitting(
-    model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None
-) -> tuple[int, int]:
-    """Sort key: number of pairs that fit a model, then number that fit by their own names."""
-    fitted = fit_pairs(model, pairs, positions)
-    return len(fitted.pairs), -len(fitted.moved)
 
 
 class SchemeNumbers:
@@ -253,7 +172,7 @@ class SchemeNumbers:
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
         known = tuple(pairs)
-        self._params = {pair.site: params_of(pair, _find_shape(model, pair.site)) for pair in known}
+        self._params = {pair.site: params_of(pair, shape_of(model, pair.site)) for pair in known}
         self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
         self._biases = {weight_key(pair.site): pair.bias for pair in known if pair.bias}
 
@@ -272,14 +191,14 @@ class SchemeNumbers:
         text = self._rounding.get(weight_key(site))
         if text is None:
             return nearest
-        steps = unpacked(text, _STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
+        steps = unpacked(text, STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
         return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
         """The shift of the bias of the layer that reads this weight."""
         text = self._biases.get(weight_key(site), "") if site.weight else ""
         layer = biased_layer(self._model, site) if text else None
-        return None if layer is None else unpacked(text, _SHIFTS, layer.channels).astype(np.float32)
+        return None if layer is None else unpacked(text, SHIFTS, layer.channels).astype(np.float32)
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
@@ -294,62 +213,6 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
     zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
     outer = None if pair.outer is None else np.asarray(pair.outer, np.float32)
     return QuantParams(fmt, scale, zero_point, axis, outer)
-
-
-def _explain_misfit(model: Model, pair: PlacedPair) -> str | None:
-    reason = misfit(model, pair.site) or _explain_corrections(model, pair)
-    found_later = number_format(pair.site.format).dynamic and not pair.site.weight
-    if reason is not None or pair.site.axis is None or found_later:
-        return reason
-    shape, axis = _find_shape(model, pair.site), pair.site.axis
-    block = number_format(pair.site.format).block
-    channels = shape[axis] if axis < len(shape) else 0
-    wanted = prod(shape) // channels * -(-channels // block) if block and channels else channels
-    if wanted != len(pair.scale):
-        what = f"blocks of {block}" if block else "channels"
-        return f"it has {wanted or 'no'} {what} on axis {axis}, the scheme {len(pair.scale)}"
-    return None
-
-
-def _explain_corrections(model: Model, pair: PlacedPair) -> str | None:
-    layer = biased_layer(model, pair.site) if pair.bias else None
-    if pair.bias and layer is None:
-        return "the scheme corrects the bias of its layer, which has none of its own"
-    checked = "its rounding"
-    try:
-        if pair.rounding:
-            unpacked(pair.rounding, _STEPS, prod(_find_shape(model, pair.site)))
-        checked = "the bias of its layer"
-        if layer is not None:
-            unpacked(pair.bias, _SHIFTS, layer.channels)
-    except ValueError as error:
-        return f"{checked} does not fit: {error}"
-    return None
-
-
-def _find_shape(model: Model, site: Site) -> tuple[int, ...]:
-    """The shape of a constant; unknown dimensions of other tensors are 0."""
-    return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
-
-
-def _write_record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]:
-    site, single = pair.site, pair.site.axis is None
-    record: dict[str, object] = {
-        "tensor": site.tensor,
-        "consumers": [
-            end._asdict() | ({"position": positions[end.node]} if end.node in positions else {})
-            for end in site.consumers
-        ],
-        "format": site.format,
-        "scale": pair.scale[0] if single else pair.scale,
-        "zero_point": pair.zero_point[0] if single else pair.zero_point,
-        "axis": site.axis,
-        "weight": site.weight,
-    }
-    record |= {} if pair.outer is None else {"outer": pair.outer}
-    record |= {"rounding": pair.rounding} if pair.rounding else {}
-    record |= {"bias": pair.bias} if pair.bias else {}
-    return record if pair.stored else {**record, "stored": False}
 
 
 def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:

@@ -21,13 +21,12 @@ from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.protos import copied
-from qdqspec.qdq.read.strip import StrippedModel
+from qdqspec.qdq.strip import StrippedModel
 from qdqspec.types import Consumer
 
 HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]
 
 _NUMBERED = re.compile(r"(?:^|/)[^/]*#\d+(?:/|$)")  # a node, or a call, without a name of its own
-_SLACK = 1e-6  # of the largest value: float32 rounding between integers and floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,13 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
     Inner tensors are identified by their producers, not by name.
     """
-    a, b, folded = _fold_alike(a, b)
+    folded: tuple[
+        str, ...
+    ] = ()  # in one model, if the other one has folded its nodes and computed its weights
+    if (part := folded_like(a, b)) is not None:
+        a, folded = part.model, part.missing
+    elif (part := folded_like(b, a)) is not None:
+        b, folded = part.model, part.missing
     mine, its = _find_operators(a), _find_operators(b)
     both = [name for name in mine if name in its]
     differing = (words for name in both for words in _compare_constants(a, b, name, steps_a, steps_b))
@@ -71,15 +76,6 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
     )
 
 
-def _fold_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
-    """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
-    for one, other in ((a, b), (b, a)):
-        if (folded := folded_like(one, other)) is not None:
-            models = (folded.model, other) if one is a else (other, folded.model)
-            return *models, folded.missing
-    return a, b, ()
-
-
 def _find_operators(model: Model) -> dict[str, Node]:
     return {
         node.name: node
@@ -91,14 +87,30 @@ def _find_operators(model: Model) -> dict[str, Node]:
 
 
 def _describe_change(a: Model, b: Model, one: Node, other: Node) -> str:
-    """The difference of two nodes with one name; empty if there is none."""
+    """The difference of two nodes with one name; empty if there is none.
+
+    Of an output the name counts if it is one of the graph.
+    """
     if (one.op_type, one.domain) != (other.op_type, other.domain):
         return f"'{one.name}': {one.op_type} > {other.op_type}"
-    if _attributes(one) != _attributes(other):
+    sides = (a, one), (b, other)
+    fields = [
+        {f.name: f.SerializeToString(deterministic=True) for f in node.proto.attribute} for _, node in sides
+    ]
+    if fields[0] != fields[1]:
         return f"'{one.name}': other attributes"
-    if [_find_source(a, name) for name in one.inputs] != [_find_source(b, name) for name in other.inputs]:
-        return f"'{one.name}': reads {_read(a, one)} > {_read(b, other)}"
-    if [_result(a, name) for name in one.outputs] != [_result(b, name) for name in other.outputs]:
+    sources = [[_find_source(model, name) for name in node.inputs] for model, node in sides]
+    if sources[0] != sources[1]:
+        reads = (
+            ", ".join("(constant)" if name in model.constants else name for name in node.inputs)
+            for model, node in sides
+        )
+        return f"'{one.name}': reads {' > '.join(reads)}"
+    results = [
+        [name if name in model.outputs or not name else "(inner)" for name in node.outputs]
+        for model, node in sides
+    ]
+    if results[0] != results[1]:
         return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
     return ""
 
@@ -109,19 +121,6 @@ def _find_source(model: Model, tensor: str) -> tuple[str, int]:
         return "(constant)", 0
     maker = model.producer.get(tensor)
     return (f"input {tensor}", 0) if maker is None else (maker.name, maker.outputs.index(tensor))
-
-
-def _result(model: Model, tensor: str) -> str:
-    """The part of an output's name that is compared: whether it is present, and the name of a graph output."""
-    return tensor if tensor in model.outputs or not tensor else "(inner)"
-
-
-def _read(model: Model, node: Node) -> str:
-    return ", ".join("(constant)" if name in model.constants else name for name in node.inputs)
-
-
-def _attributes(node: Node) -> dict[str, bytes]:
-    return {a.name: a.SerializeToString(deterministic=True) for a in node.proto.attribute}
 
 
 def _compare_constants(
@@ -146,6 +145,7 @@ def _find_coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDAr
 
 
 def _compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
+    """The values of two constants that differ; where ``steps`` are given, by more than rounding to integers."""
     one, other = a.constants[left], b.constants[right]
     if one.data_type != other.data_type or list(one.dims) != list(other.dims):
         kinds = (f"{onnx.TensorProto.DataType.Name(t.data_type)}{list(t.dims)}".lower() for t in (one, other))
@@ -156,16 +156,9 @@ def _compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.N
         return ""
     if x.dtype.kind != "f":
         return f"{int(np.count_nonzero(x != y))} of {x.size} values"
-    return _compare_floats(x.astype(np.float64), y.astype(np.float64), steps)
-
-
-def _compare_floats(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], steps: list[npt.NDArray[np.generic]]
-) -> str:
-    """The values that differ by more than rounding to integers; without integers each difference counts."""
-    allowed = np.zeros(())
-    if steps:
-        allowed = _SLACK * np.max(np.abs(x), initial=0.0) + sum(s.astype(np.float64) for s in steps)
+    x, y, allowed = x.astype(np.float64), y.astype(np.float64), np.zeros(())
+    if steps:  # and float32 rounding between integers and floats
+        allowed = 1e-6 * np.max(np.abs(x), initial=0.0) + sum(step.astype(np.float64) for step in steps)
     with np.errstate(invalid="ignore"):
         apart = ~((np.abs(x - y) <= allowed) | (x == y) | (np.isnan(x) & np.isnan(y)))
     if not apart.any():
@@ -194,43 +187,36 @@ def _compare_interface(a: Model, b: Model) -> Iterator[str]:
 def aligned(first: StrippedModel, second: StrippedModel) -> tuple[StrippedModel, StrippedModel]:
     """Both models; nodes of the second have the names of the first where the same operator makes the same tensor.
 
-    One of the two names must be a number. Folding keeps the names.
+    One of the two names must be a number. Nodes that the first model lacks have names that it has not. Folding keeps
+    the names.
     """
     a, b = first.stripped, second.stripped
     if not any(_NUMBERED.search(node.name) for node in (*a.nodes, *b.nodes)):
         return first, second
-    return _rename_nodes(first, {node.name: node.name for node in a.nodes}), _rename_nodes(
-        second, _match_names(a, b)
-    )
+    makers = {(node.op_type, node.outputs[0]): node.name for node in a.nodes if node.outputs}
+    names: dict[str, str] = {}
+    for node in b.nodes:
+        known = makers.get((node.op_type, node.outputs[0])) if node.outputs else None
+        if known is not None and (_NUMBERED.search(known) or _NUMBERED.search(node.name)):
+            names[node.name] = known
+    taken = {*names.values()}
+    for node in b.nodes:
+        name = names.get(node.name, node.name)
+        while node.name not in names and name in taken:  # another node has this number in the first model
+            name += "'"
+        names[node.name] = name
+        taken.add(name)
+    return _rename_nodes(first, {node.name: node.name for node in a.nodes}), _rename_nodes(second, names)
 
 
 def _rename_nodes(part: StrippedModel, names: Mapping[str, str]) -> StrippedModel:
     stripped = Model(part.stripped.flat, path=part.stripped.path)
-    stripped.nodes = tuple(_rename_node(node, names[node.name]) for node in part.stripped.nodes)
+    nodes = []
+    for node in part.stripped.nodes:
+        name, proto = names[node.name], node.proto
+        if not is_constant_node(node) and proto.name != name:  # a copy of a constant would copy a weight
+            proto = copied(proto)
+            proto.name = name
+        nodes.append(replace(node, name=name, proto=proto))
+    stripped.nodes = tuple(nodes)
     return replace(part, stripped=stripped, names={node: names[name] for node, name in part.names.items()})
-
-
-def _rename_node(node: Node, name: str) -> Node:
-    if is_constant_node(node) or node.proto.name == name:  # a copy of a constant would copy a weight
-        return replace(node, name=name)
-    proto = copied(node.proto)
-    proto.name = name
-    return replace(node, name=name, proto=proto)
-
-
-def _match_names(a: Model, b: Model) -> dict[str, str]:
-    """The name of each node of ``b`` in the terms of ``a``; nodes that ``a`` lacks have names that it has not."""
-    makers = {(node.op_type, node.outputs[0]): node.name for node in a.nodes if node.outputs}
-    names: dict[str, str] = {}
-    for node in b.nodes:
-        name = makers.get((node.op_type, node.outputs[0])) if node.outputs else None
-        if name is not None and (_NUMBERED.search(name) or _NUMBERED.search(node.name)):
-            names[node.name] = name
-    taken = {*names.values()}
-    for node in b.nodes:
-        name = names.get(node.name, node.name)
-        while node.name not in names and name in taken:  # another node has this number in ``a``
-            name += "'"
-        names[node.name] = name
-        taken.add(name)
-    return names

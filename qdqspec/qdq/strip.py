@@ -1,12 +1,12 @@
-"""Removes Q/DQ from a model, made by any tool: the inverse of insertion.
+"""Removes Q/DQ from a model, made by any tool, and describes the removed pairs: the inverse of insertion.
 
 Pairs are recognized by structure, never by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto
@@ -31,10 +31,11 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.storage import tensor_bytes
 from qdqspec.graph.trt import DOMAIN, is_pair_op
-from qdqspec.qdq.edit.biases import BIAS_INPUT, biases_before
-from qdqspec.qdq.edit.equalize import products_of, restored
-from qdqspec.qdq.edit.raised import RAISED_FROM, RaisedInputs, raised
-from qdqspec.qdq.read.recognize import Recognition, recognize, within_reach
+from qdqspec.qdq.equalize import products_of, restored
+from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised
+from qdqspec.qdq.pair_numbers import Numbers, is_op, makes_scale, read_numbers
+from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
+from qdqspec.qdq.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
 
 # operators that compute in integers, by the beginnings of their types
@@ -78,8 +79,11 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
     expected = None if reference is None else _raise_to_opset_of(model, reference)
-    work = _Stripping(recognize(model, expected))
-    proto = work.proto()
+    found = recognize(model, expected)
+    work = _Stripping(found)
+    proto = work.build()
+    if found.model.has_bodies:  # weights in bodies are where their integers were
+        proto = closed(proto, {weight: integers for integers, weight in found.place.items()})
     notes = [*work.notes()]
     if reference is not None and expected is not None:
         if _have_same_parts(proto, _make_reachable(expected, model), model):
@@ -155,33 +159,30 @@ class _Stripping:
         self.found = found
         self.biases = biases_before(found.model, found.removed)  # by name; None if the layer had none
 
-    def proto(self) -> onnx.ModelProto:
-        """The model without the pairs. Weights in bodies are where their integers were."""
-        if not self.found.model.has_bodies:
-            return self.build()
-        return closed(self.build(), {weight: integers for integers, weight in self.found.place.items()})
-
     def build(self) -> onnx.ModelProto:
         """The model without the pairs, in the flat form."""
-        proto = copy_model(self.found.model.flat, but={"node", "initializer", "value_info", "input"})
+        found, model = self.found, self.found.model
+        proto = copy_model(model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
         graph.node.extend(proto for _, proto in self.nodes())
         graph.initializer.extend(self._initializers())
-        graph.input.extend(self._inputs())
-        vanished = {out for index in self.found.removed for out in self.found.model.nodes[index].outputs}
-        vanished |= self.found.dropped | self.found.alias.keys()
-        vanished -= self.found.floats.keys() | {
-            self.found.model.nodes[i].outputs[0] for i in self.found.restorer.relus
-        }
-        # the pair that made an output is removed, the output is not
-        vanished -= set(self.found.model.outputs)
-        graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
-        foreign = [node for node in self.found.model.nodes if node.domain == DOMAIN]
-        is_unused = all(node.index in self.found.removed for node in foreign)
-        is_unused = is_unused and all(f.domain != DOMAIN for f in self.found.model.proto.functions)
+        inputs = [i for i in model.flat.graph.input if i.name not in found.dropped]
+        reference = found.weights.reference
+        if reference is not None and any(i.name in found.floats for i in reference.proto.graph.input):
+            names = {i.name for i in inputs} | found.floats.keys()  # restored weights are graph inputs too
+            inputs = [i for i in reference.proto.graph.input if i.name in names]
+        graph.input.extend(inputs)
+        vanished = {out for index in found.removed for out in model.nodes[index].outputs}
+        vanished |= found.dropped | found.alias.keys()
+        vanished -= found.floats.keys() | {model.nodes[i].outputs[0] for i in found.restorer.relus}
+        vanished -= set(model.outputs)  # the pair that made an output is removed, the output is not
+        graph.value_info.extend(v for v in model.flat.graph.value_info if v.name not in vanished)
+        foreign = [node for node in model.nodes if node.domain == DOMAIN]
+        is_unused = all(node.index in found.removed for node in foreign)
+        is_unused = is_unused and all(f.domain != DOMAIN for f in model.proto.functions)
         if is_unused and any(is_pair_op(node.proto) for node in foreign):
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
-        return restored(proto, self.found.weights.restored)
+        return restored(proto, found.weights.restored)
 
     def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; restored ones are new."""
@@ -201,34 +202,31 @@ class _Stripping:
                 yield node, self._node(node)
 
     def _node(self, node: Node) -> onnx.NodeProto:
+        """The node with its tensors renamed, without an added bias; a Constant node with what it had before."""
+        found = self.found
         if node.op_type == "Constant":
-            return self._constant(node)
-        has_added_bias = any(name in self.biases for name in node.inputs[BIAS_INPUT : BIAS_INPUT + 1])
-        has_added_bias = has_added_bias and self.biases[node.inputs[BIAS_INPUT]] is None
-        renamed = any(name in self.found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
-        if not (renamed or has_added_bias):
+            name = node.outputs[0]
+            bias = self.biases.get(name)
+            if bias is not None:
+                return with_value(node.proto, bias)
+            weight = found.place.get(name) if name in found.dropped else None
+            if weight is None and name not in found.alias:
+                return node.proto
+            changed = copied(node.proto)
+            rename_tensors(changed, found.now)
+            if weight is not None:
+                changed = with_value(changed, found.float_weight(weight))
+                changed.output[0] = weight
+            return changed
+        bias_name = node.input_at(BIAS_INPUT)
+        is_added = bias_name in self.biases and self.biases[bias_name] is None
+        is_renamed = any(name in found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
+        if not (is_renamed or is_added):
             return node.proto
         changed = copied(node.proto)
-        rename_tensors(changed, self.found.now)
-        if has_added_bias:
+        rename_tensors(changed, found.now)
+        if is_added:
             del changed.input[BIAS_INPUT:]
-        return changed
-
-    def _constant(self, node: Node) -> onnx.NodeProto:
-        """A Constant node with its bias before correction, or with the weight that it is restored to."""
-        name = node.outputs[0]
-        bias, weight = self.biases.get(name), None
-        if bias is not None:
-            return with_value(node.proto, bias)
-        if name in self.found.dropped:
-            weight = self.found.place.get(name)
-        if weight is None and name not in self.found.alias:
-            return node.proto
-        changed = copied(node.proto)
-        rename_tensors(changed, self.found.now)
-        if weight is not None:
-            changed = with_value(changed, self.found.float_weight(weight))
-            changed.output[0] = weight
         return changed
 
     def _initializers(self) -> Iterator[TensorProto]:
@@ -254,15 +252,6 @@ class _Stripping:
         named = copied(tensor)
         named.name = name
         return named
-
-    def _inputs(self) -> list[onnx.ValueInfoProto]:
-        """The graph inputs, including restored weights that are graph inputs too."""
-        inputs = [i for i in self.found.model.flat.graph.input if i.name not in self.found.dropped]
-        reference = self.found.weights.reference
-        if reference is None or not any(i.name in self.found.floats for i in reference.proto.graph.input):
-            return inputs
-        names = {i.name for i in inputs} | self.found.floats.keys()
-        return [i for i in reference.proto.graph.input if i.name in names]
 
     def notes(self) -> Iterator[str]:
         """Notes for the reader."""
@@ -317,41 +306,118 @@ def _raise_to_opset_of(model: Model, reference: Model) -> Model:
 
 
 def _have_same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
-    """Whether two models have the same nodes and weights, in any order, and the same interface."""
+    """Whether two models have the same nodes and weights, in any order, and the same interface.
+
+    Equal tensors may be stored in different fields, or one may refer to a file. Tools drop what nothing reads.
+    """
     left, right = one.graph, other.graph
     mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
-    return (
-        left.input == right.input
-        and left.output == right.output
-        and one.functions == other.functions
-        and mine.keys() <= its.keys()
-        and all(_same_tensor(tensor, its[name], reader) for name, tensor in mine.items())
-        and (its.keys() - mine.keys()).isdisjoint(_read(right))  # tools drop what nothing reads
-        and sorted(map(_bytes, left.node)) == sorted(map(_bytes, right.node))
-    )
-
-
-def _read(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that the nodes of a graph read, also in bodies, and its outputs."""
-    read = {output.name for output in graph.output}
-    for node in graph.node:
+    is_same_interface = left.input == right.input and left.output == right.output
+    if not is_same_interface or one.functions != other.functions or not mine.keys() <= its.keys():
+        return False
+    read = {output.name for output in right.output}
+    for node in right.node:
         read.update((*node.input, *names_read_inside(node)))
-    return read
-
-
-def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
-    """Whether two tensors have equal values; one may store them in another field, or refer to a file."""
-    if one == other:
-        return True
-    if (one.data_type, list(one.dims)) != (other.data_type, list(other.dims)):
+    if not read.isdisjoint(its.keys() - mine.keys()):
         return False
     base = None if reader.path is None else reader.path.parent
-    return tensor_bytes(one, base) == tensor_bytes(other, base)
-
-
-def _bytes(node: onnx.NodeProto) -> bytes:
-    return bytes(node.SerializeToString(deterministic=True))
+    for name, tensor in mine.items():
+        same = its[name]
+        if tensor != same and (
+            (tensor.data_type, list(tensor.dims)) != (same.data_type, list(same.dims))
+            or tensor_bytes(tensor, base) != tensor_bytes(same, base)
+        ):
+            return False
+    nodes = (sorted(node.SerializeToString(deterministic=True) for node in g.node) for g in (left, right))
+    return next(nodes) == next(nodes)
 
 
 def _make_reachable(owner: Model, reader: Model) -> onnx.ModelProto:
     return map_tensors(owner.proto, lambda tensor: within_reach(tensor, owner, reader))
+
+
+# ---- the removed pairs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundPair:
+    """One quantized tensor and its readers.
+
+    ``tensor`` and ``ends`` are names of the model without Q/DQ, ``quantized`` (the integers) and ``nodes``
+    (the DequantizeLinear nodes) those of the model with it. A weight is ``stored`` if it has no
+    QuantizeLinear. Without ``numbers``, ``problem`` is why they are unknown.
+    """
+
+    tensor: str
+    # including a graph output that it makes, under the name of the tensor; none if only another pair reads it
+    ends: tuple[Consumer, ...]
+    quantized: str
+    nodes: tuple[str, ...]
+    weight: bool
+    stored: bool
+    numbers: Numbers | None
+    problem: str = ""
+    bias: str = ""  # the shift of the bias of the layer that reads this weight
+    earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
+
+    @property
+    def chain(self) -> tuple[FoundPair, ...]:
+        """Earlier pairs on the same values, last first. A pair that the next one repeats is left out."""
+        found, pair = [], self
+        while (earlier := pair.earlier) is not None:
+            if earlier.numbers is None or not earlier.same(pair):  # else quantizing twice equals once
+                found.append(earlier)
+            pair = earlier
+        return tuple(found)
+
+    def same(self, other: FoundPair) -> bool:
+        """Whether both compute the same, or have no numbers for the same reason."""
+        if self.numbers is None or other.numbers is None:
+            return self.problem == other.problem
+        return self.numbers.same(other.numbers)
+
+
+def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
+    """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
+    found: dict[tuple[str, str], list[FoundPair]] = {}
+    made: dict[str, FoundPair] = {}  # by the output of the DequantizeLinear
+    for node in apart.found.model.nodes:
+        scale = makes_scale(apart.found.model, node.outputs[0])
+        if is_op(node, "DequantizeLinear") and node.index in apart.found.removed and not scale:
+            pair = made[node.outputs[0]] = _describe_pair(apart, node, made)
+            alike = found.setdefault((pair.quantized, pair.tensor), [])
+            for index, known in enumerate(alike):
+                if known.same(pair):
+                    alike[index] = replace(
+                        known,
+                        ends=tuple(sorted({*known.ends, *pair.ends})),
+                        nodes=(*known.nodes, *pair.nodes),
+                    )
+                    break
+            else:
+                alike.append(pair)
+    return tuple(pair for alike in found.values() for pair in alike)
+
+
+def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> FoundPair:
+    model, after = apart.found.model, node.outputs[0]
+    quantize = model.producer.get(node.inputs[0])
+    stored = quantize is None or not is_op(quantize, "QuantizeLinear")
+    earlier = None if quantize is None or stored else made.get(quantize.inputs[0])
+    tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
+    numbers, problem = read_numbers(model, node, None if stored else quantize)
+    # the readers that remain in the model without Q/DQ
+    known = (end for end in model.ends(after) if end.is_output or end.node in apart.names)
+    ends = {there for end in known for there in apart.ends(tensor, end)}
+    return FoundPair(
+        tensor=tensor,
+        ends=tuple(sorted(ends)),
+        quantized=node.inputs[0],
+        nodes=(node.name,),
+        weight=tensor in apart.stripped.constants,
+        stored=stored,
+        numbers=numbers,
+        problem=problem,
+        bias=str((bias_record(node) or {}).get("shift", "")),
+        earlier=earlier,
+    )

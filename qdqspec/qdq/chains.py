@@ -1,35 +1,28 @@
-"""Equalization: channels of inner tensors are multiplied by powers of two, and their weights divided by these.
+"""Finds channels that can be scaled: tensors whose channels can have common factors, and places for products.
 
-A product with a power of two is exact, so that all outputs stay the same, bit for bit, and the original constants can
-be computed again. The factors begin at constants that make a tensor channel by channel, such as the scale and bias of a
-normalization or the weight and bias of a convolution; they pass through operators that are homogeneous in each channel;
-and each reader at the end is a linear operator whose constant weight is divided by them.
-Where other operators read the tensor too, an inserted product has the factors, and the linear operators read that: see
-`branches`.
+The factors begin at constants that make a tensor channel by channel, such as the scale and bias of a normalization or
+the weight and bias of a convolution; they pass through operators that are homogeneous in each channel; and each reader
+at the end is a linear operator whose constant weight is divided by them. Where other operators read the tensor too, as
+the residual sum behind a normalization of BERT, an inserted product can have the factors: it takes a small share of the
+time of the linear operators behind it. `qdqspec.qdq.equalize` applies the factors.
 Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721;
 G. Xiao et al., "SmoothQuant", arXiv 2211.10438, for normalizations.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Literal, NamedTuple, cast
 
-import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qdqspec._core.arrays import Array
-from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default
-from qdqspec.graph.protos import copied, metadata, refill, values_of_constants, with_value
-from qdqspec.qdq.edit.branches import Branch, find_branches, with_branches, without_branches
-from qdqspec.types import Placement
+from qdqspec.graph.protos import metadata
 
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
 LARGEST = 24  # exponent, of either sign: more than any that is chosen, and the factor is a float32
@@ -43,6 +36,30 @@ _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
 )
 _LAST_AXIS = frozenset({"Gemm", "LayerNormalization", "MatMul", "RMSNormalization"})
+# behind these an inserted product may have the factors
+_BEFORE_PRODUCTS = frozenset(
+    {
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
+        *("EmbedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+    }
+)
+
+
+class Branch(NamedTuple):
+    """The linear operators, by name, that read the product of a tensor with factors in place of the tensor."""
+
+    tensor: str
+    readers: tuple[str, ...]
+
+    @property
+    def product(self) -> str:
+        """The name of the inserted node, and of its output."""
+        return f"{self.tensor}_scaled"
+
+    @property
+    def factors(self) -> str:
+        """The name of the constant with a factor for each channel."""
+        return f"{self.tensor}_factors"
 
 
 class ScaledConstant(NamedTuple):
@@ -79,6 +96,14 @@ class Equalization:
 
 
 EQUALIZATIONS = TypeAdapter(tuple[Equalization, ...])  # reads what `Equalization.record` makes
+
+
+def held_equalizations(proto: onnx.ModelProto) -> tuple[Equalization, ...]:
+    """The changes that the metadata of a model holds; damaged metadata holds none."""
+    try:
+        return EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
+    except ValidationError:
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +148,7 @@ def find_chains(model: Model, fixed: Collection[str] = ()) -> list[Chain]:
     """
     found: list[Chain] = []
     inside: set[str] = set()
-    if any(change.branch is None for change in _read_held(model.flat)):
+    if any(change.branch is None for change in held_equalizations(model.flat)):
         return found  # its constants are restored by what its metadata holds already
     for node in model.nodes:
         if node.outputs and node.outputs[0] not in inside:
@@ -228,7 +253,16 @@ class _Growth:
             return None
         if op in _LINEAR:
             _require(index == 0)
-            self._absorb(tensor, node, axis, repeat)
+            dims = self._constant(node.inputs[1]).dims
+            its_axis, times = _summed_axis(node), 1
+            if op == "Conv":
+                groups = node.number("group", 1)
+                _require(axis == 1 and (groups == 1 or (dims[1] == 1 and dims[0] % groups == 0)))
+                its_axis, times = (1, 1) if groups == 1 else (0, dims[0] // groups)
+            else:
+                _require(axis == rank - 1 and len(dims) == 2 and not node.attributes.get("transA", 0))
+            weight = self._scale(node.inputs[1], its_axis, -1, repeat * times)
+            self._chain.absorbers.append(Absorber(node=node, source=tensor, axis=axis, weight=weight))
             return None
         if op in ("Add", "Sub", "Div", "Mul"):
             if op in ("Add", "Sub"):
@@ -266,20 +300,6 @@ class _Growth:
         self._constant(tensor)
         return [int(one) for one in self._model.array(tensor).reshape(-1)]
 
-    def _absorb(self, source: str, node: Node, axis: int, repeat: int) -> None:
-        dims = self._constant(node.inputs[1]).dims
-        times = 1
-        if node.op_type == "Conv":
-            groups = node.number("group", 1)
-            _require(axis == 1 and (groups == 1 or (dims[1] == 1 and dims[0] % groups == 0)))
-            its_axis, times = (1, 1) if groups == 1 else (0, dims[0] // groups)
-        else:
-            _require(axis == len(self._shape(source)) - 1 and len(dims) == 2)
-            _require(not node.attributes.get("transA", 0))
-            its_axis = int(bool(node.attributes.get("transB", 0)))
-        weight = self._scale(node.inputs[1], its_axis, -1, repeat * times)
-        self._chain.absorbers.append(Absorber(node=node, source=source, axis=axis, weight=weight))
-
 
 def _require(holds: bool) -> None:
     if not holds:
@@ -303,198 +323,76 @@ def _follow_reshape(
     raise _NotScalableError
 
 
-def scaled(values: Array, constant: ScaledConstant, exponents: Iterable[int], sign: int = 1) -> Array:
-    """A constant multiplied by its factors, or divided by them with ``sign`` -1."""
-    along = np.repeat(sign * constant.sign * np.array(tuple(exponents), np.int32), constant.repeat)
-    shape = [-1 if index == constant.axis else 1 for index in range(values.ndim)]
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(np.ldexp(values, along.reshape(shape)), values.dtype)
+def find_branches(model: Model, fixed: Collection[str] = (), *, least_outputs: int = 256) -> list[Branch]:
+    """The branches that may have factors, in graph order: MatMul and Gemm whose constant weights nothing else reads.
 
-
-@dataclass(slots=True)
-class ScaledValues:
-    """The constants of a model with the factors of some changes."""
-
-    model: Model
-    values: dict[str, Array] = field(default_factory=dict)
-
-    def of(self, tensor: str) -> Array:
-        """The value of a constant."""
-        return self.values[tensor] if tensor in self.values else self.model.array(tensor)
-
-    def add(self, change: Equalization) -> bool:
-        """Apply a change; ``False``, and nothing is changed, if it could not be undone bit for bit.
-
-        It could not if a value became infinite, or too small to be exact.
-        """
-        found: dict[str, Array] = {}
-        if change.branch is not None and change.branch.factors not in self.model.constants:
-            self.values.setdefault(change.branch.factors, np.ones(len(change.exponents), np.float32))
-        for constant in change.constants:
-            before = self.of(constant.tensor)
-            after = found[constant.tensor] = scaled(before, constant, change.exponents)
-            again = scaled(after, constant, change.exponents, -1)
-            if not np.isfinite(after).all() or again.tobytes() != before.tobytes():
-                return False
-        self.values |= found
-        return True
-
-
-def equalized(model: Model, changes: Collection[Equalization]) -> Model:
-    """The model with these factors, which its metadata holds. They have to fit, as `misfit_of` states."""
-    if not changes:
-        return model
-    scaling = ScaledValues(model)
-    if not all(map(scaling.add, changes)):
-        raise PlacementError("channels cannot be scaled exactly", where=model.where)
-    proto = _replace_constants(model.flat, scaling.values)
-    branches = [change.branch for change in changes if change.branch is not None]
-    with_branches(proto, model, branches, {one.factors: scaling.of(one.factors) for one in branches})
-    records = [change.record for change in (*_read_held(model.flat), *changes)]
-    refill(proto.metadata_props, [prop for prop in proto.metadata_props if prop.key != EQUALIZED])
-    proto.metadata_props.add(key=EQUALIZED, value=json.dumps(records))
-    return Model(proto, path=model.path)
-
-
-def branches_of(model: Model) -> tuple[Equalization, ...]:
-    """The changes of a model whose factors are in inserted products."""
-    return tuple(change for change in _read_held(model.flat) if change.branch is not None)
-
-
-def products_of(model: Model) -> frozenset[str]:
-    """The names of the products that are inserted in a model."""
-    return frozenset(change.branch.product for change in branches_of(model) if change.branch is not None)
-
-
-def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
-    """A model in the flat form without the factors that its metadata holds; constants in ``kept`` stay as they are."""
-    if metadata(proto, EQUALIZED) is None:
-        return proto
-    constants = Model(proto).constants
-    new: dict[str, Array] = {}
-    changes = equalizations_of(proto, constants)
-    for change in reversed(changes):
-        for constant in change.constants:
-            name = constant.tensor
-            if name not in kept:
-                before = new[name] if name in new else numpy_helper.to_array(constants[name])
-                new[name] = scaled(before, constant, change.exponents, -1)
-    found = _replace_constants(proto, new)
-    without_branches(found, [change.branch for change in changes if change.branch is not None])
-    refill(found.metadata_props, [prop for prop in found.metadata_props if prop.key != EQUALIZED])
-    return found
-
-
-def _read_held(proto: onnx.ModelProto) -> tuple[Equalization, ...]:
-    """The changes that the metadata of a model holds; damaged metadata holds none."""
-    try:
-        return EQUALIZATIONS.validate_json(metadata(proto, EQUALIZED) or "[]")
-    except ValidationError:
-        return ()
-
-
-def equalizations_of(
-    proto: onnx.ModelProto, constants: Mapping[str, TensorProto]
-) -> tuple[Equalization, ...]:
-    """The factors that the metadata of a model holds, of the ``constants`` of its float form.
-
-    Damaged metadata holds none, and a change is omitted if not all its constants are there in its shapes. The factors
-    of a product are in the model itself.
+    They read a normalization, and have ``least_outputs`` together, so that the product takes a small share of their
+    time. Tensors in ``fixed`` have no branch.
     """
-    own = {tensor.name: tensor for tensor in proto.graph.initializer}
+    readers: dict[str, list[Node]] = {}
+    read_elsewhere = {*model.outputs, *model.captured, *(value.name for value in model.flat.graph.input)}
+    for node in model.nodes:
+        if _may_scale(model, node) and node.inputs[1] not in read_elsewhere:
+            readers.setdefault(node.inputs[0], []).append(node)
+    known = {*model.producer, *model.constants, *model.inputs, *model.by_name}
+    branches = []
+    for tensor, nodes in readers.items():
+        branch = Branch(tensor, tuple(node.name for node in nodes))
+        if tensor in fixed or not _is_normalized(model, tensor) or {branch.product, branch.factors} & known:
+            continue
+        outputs = (model.constants[node.inputs[1]].dims[1 - _summed_axis(node)] for node in nodes)
+        if sum(outputs) >= least_outputs:
+            branches.append(branch)
+    return branches
 
-    def fits(change: Equalization, one: ScaledConstant) -> bool:
-        is_factor = change.branch is not None and one.tensor == change.branch.factors
-        tensor = (own if is_factor else constants).get(one.tensor)
-        if tensor is None:
+
+def _is_normalized(model: Model, tensor: str) -> bool:
+    """Whether a tensor is the output of a normalization, or of its last operators: a product and a sum by channel."""
+    maker = model.producer.get(tensor)
+    if maker is None or maker.outputs[0] != tensor:
+        return False
+    if maker.op_type in _BEFORE_PRODUCTS:
+        return True
+    for op_type in ("Add", "Mul"):  # with one constant vector each
+        if maker is None or maker.op_type != op_type:
             return False
-        size = list(tensor.dims)[one.axis : one.axis + 1]
-        return tensor.data_type == TensorProto.FLOAT and size == [len(change.exponents) * one.repeat]
+        if sum(name in model.constants for name in maker.inputs) != 1:
+            return False
+        constant, other = sorted(maker.inputs, key=lambda name: name not in model.constants)
+        if len(model.constants[constant].dims) != 1:
+            return False
+        maker = model.producer.get(other)
+    return maker is not None
 
-    return tuple(
-        change for change in _read_held(proto) if all(fits(change, constant) for constant in change.constants)
-    )
+
+def _summed_axis(node: Node) -> int:
+    """The axis of the weight of a MatMul or Gemm that products are summed over."""
+    return int(bool(node.attributes.get("transB", 0)))
+
+
+def _may_scale(model: Model, node: Node) -> bool:
+    """Whether a linear operator's weight can be divided by factors of its input's last axis."""
+    if node.op_type not in ("Gemm", "MatMul") or not is_default(node) or node.scope:
+        return False
+    source, weight = node.inputs[0], model.constants.get(node.inputs[1])
+    shape = model.shape(source)
+    if weight is None or shape is None or node.attributes.get("transA", 0) or source in model.constants:
+        return False
+    axis = _summed_axis(node)
+    is_private = len(model.consumers[node.inputs[1]]) == 1
+    is_plain = weight.data_type == TensorProto.FLOAT and model.elem_type(source) == TensorProto.FLOAT
+    has_channels = len(shape) > 1 and len(weight.dims) == 2 and shape[-1] == weight.dims[axis]
+    return is_private and is_plain and has_channels and weight.dims[axis] > 1
 
 
 def branched(model: Model) -> tuple[Equalization, ...]:
     """A change without effect, all exponents zero, for each branch of a model that may have factors."""
     sources = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
-    return tuple(_make_unscaled(model, branch) for branch in find_branches(model, sources))
-
-
-def _make_unscaled(model: Model, branch: Branch) -> Equalization:
-    weights = [
-        ScaledConstant(node.inputs[1], int(bool(node.attributes.get("transB", 0))), -1)
-        for node in map(model.by_name.__getitem__, branch.readers)
-    ]
-    shape = model.shape(branch.tensor) or ()
-    return Equalization(
-        exponents=(0,) * (shape[-1] or 0),
-        constants=(ScaledConstant(branch.factors, 0), *weights),
-        branch=branch,
-    )
-
-
-def misfit_of(model: Model, changes: Collection[Equalization]) -> str | None:
-    """The reason why these factors would change a model's outputs; ``None`` if it can."""
-    inserted = [change for change in changes if change.branch is not None]
-    others = [change for change in changes if change.branch is None]
-    if (why := _find_misfit(model, inserted, branched(model) if inserted else [])) is not None:
-        return why
-    model = equalized(model, inserted)
-    chains = find_chains(model) if others else []
-    return _find_misfit(model, others, [chain.by((0,) * chain.channels) for chain in chains])
-
-
-def _find_misfit(
-    model: Model, changes: Iterable[Equalization], possible: Collection[Equalization]
-) -> str | None:
-    """The reason why changes cannot be made, of those that are ``possible`` with other exponents."""
-    known = {one.constants: replace(one, exponents=()) for one in possible}
-    channels = {one.constants: len(one.exponents) for one in possible}
-    scaling = ScaledValues(model)
-    for change in changes:
-        first = change.constants[0].tensor if change.constants else ""
-        is_known = known.get(change.constants) == replace(change, exponents=())
-        if not is_known or channels[change.constants] != len(change.exponents):
-            return f"the channels that '{first}' makes cannot be scaled in it"
-        if not scaling.add(change):
-            return f"values of '{first}', or of a weight behind it, are too large or too small to be scaled exactly"
-    return None
-
-
-def touched(
-    model: Model, changes: Collection[Equalization], placement: Placement
-) -> tuple[Equalization, ...]:
-    """The changes of tensors or constants that a placement quantizes."""
-    sites = {site.tensor for site in placement.sites}
-    chains = {tuple(chain.constants): chain for chain in find_chains(model)} if changes else {}
-    return tuple(
-        change
-        for change in changes
-        if sites & {*chains[change.constants].tensors, *(one.tensor for one in change.constants)}
-    )
-
-
-def _replace_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
-    """A copy of a model in the flat form with other values of these constants."""
-    proto = copied(flat)
-    for tensor in proto.graph.initializer:
-        if tensor.name in new:
-            tensor.CopyFrom(_store_values(tensor, new[tensor.name]))
-    for node in proto.graph.node:
-        for name, value in values_of_constants([node]) if {*node.output} & new.keys() else ():
-            node.CopyFrom(with_value(node, _store_values(value, new[name])))
-    return proto
-
-
-def _store_values(before: TensorProto, values: Array) -> TensorProto:
-    """A tensor with other values, in the same field; external data is included."""
-    made = copied(before)
-    for name in ("raw_data", "float_data", "external_data", "data_location"):
-        made.ClearField(name)
-    if before.float_data:
-        made.float_data.extend(values.reshape(-1).tolist())
-    else:
-        made.raw_data = np.ascontiguousarray(values).astype("<f4", copy=False).tobytes()
-    return made
+    changes = []
+    for branch in find_branches(model, sources):
+        readers = map(model.by_name.__getitem__, branch.readers)
+        weights = (ScaledConstant(node.inputs[1], _summed_axis(node), -1) for node in readers)
+        exponents = (0,) * ((model.shape(branch.tensor) or ())[-1] or 0)
+        constants = (ScaledConstant(branch.factors, 0), *weights)
+        changes.append(Equalization(exponents=exponents, constants=constants, branch=branch))
+    return tuple(changes)

@@ -23,8 +23,8 @@ from qdqspec.graph.ops import (
     setters_of_sizes,
 )
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import BIAS_FORMAT, number_format
-from qdqspec.qdq.space.units import (
+from qdqspec.qdq.formats import BIAS_FORMAT, number_format
+from qdqspec.qdq.units import (
     NEEDS_WEIGHT,
     RECURRENT,
     Edge,
@@ -102,51 +102,46 @@ class UnitFinder:
         """The unit of an operator, or the reason why it has no label."""
         shape = self._find_shape(node)
         known = None if isinstance(shape, str) or not self._is_computed(node.op_type) else shape
-        is_sizing = node.name in self._sizing
-        forms = () if is_sizing else tuple([form for form in self._find_forms(node, known) if form.kinds])
-        if not forms:
-            return shape if isinstance(shape, str) else f"{node.op_type}: {self._explain_no_label(node)}"
-        whole = known is not None and any(form.choice.activation for form in forms)
+        forms: list[Form] = []
+        for choice in self._choices if node.name not in self._sizing else ():
+            if choice.block:
+                form = self._make_blocked_form(node, choice, known)
+            else:
+                form = None if known is None else self._make_plain_form(node, choice, known)
+            if form is not None and form.biases and any(other.biases for other in forms):
+                form = form.without("in-only")  # an int32 bias has the scale of only one format
+            if form is not None and form.kinds:
+                forms.append(form)
+        if isinstance(shape, str) and not forms:
+            return shape
+        if not forms:  # no kernel computes it, although its operands may be integers
+            made = (tensor for tensor in self.chain(node)[-1].outputs if tensor)
+            why = next((reason for tensor in made if (reason := self.why_float(tensor, node))), OTHER_PAIRS)
+            if why == OTHER_PAIRS and node.op_type in self._capabilities.integer_bias:
+                why = "its bias is not one constant a channel, which integer kernels need"
+            return f"{node.op_type}: {why}"
+        whole = known if any(form.choice.activation for form in forms) else None
         gives = any("in+out" in form.kinds for form in forms)
         return Unit(
             id=node.name,
             op_type=node.op_type,
-            nodes=tuple([n.name for n in known.chain]) if known and whole else (node.name,),
-            forms=forms,
-            edges=known.edges if known and whole else (),
+            nodes=tuple([n.name for n in whole.chain]) if whole else (node.name,),
+            forms=tuple(forms),
+            edges=whole.edges if whole else (),
             outputs=known.outputs if known and gives else (),
         )
 
-    def _explain_no_label(self, node: Node) -> str:
-        """The reason why no kernel computes an operator whose operands may be integers."""
-        made = (tensor for tensor in self.chain(node)[-1].outputs if tensor)
-        reasons = [why for tensor in made if (why := self.why_float(tensor, node))]
-        if not reasons and node.op_type in self._capabilities.integer_bias:
-            return "its bias is not one constant a channel, which integer kernels need"
-        return reasons[0] if reasons else OTHER_PAIRS
-
-    def _find_forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
-        """The quantized parts of an operator, format by format. An int32 bias has the scale of only one of them."""
-        taken = False
-        for choice in self._choices:
-            if choice.block:
-                form = self._make_blocked_form(node, choice, shape)
-            else:
-                form = None if shape is None else self._make_plain_form(node, choice, shape)
-            if form is not None:
-                yield form.without("in-only") if form.biases and taken else form
-                taken = taken or bool(form.biases)
-
     def _make_plain_form(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
         """Activations with one scale per tensor, weights with one per channel or tensor."""
-        biases = self._find_biases(shape.chain)
-        floats = biases is not None and not (
-            node.op_type in self._capabilities.bare and self._is_followed(shape)
-        )
-        possible = {"in+out": bool(shape.outputs), "in-only": floats}
-        kinds = [
-            kind for kind in self._capabilities.kinds(choice.format, node.op_type) if self._permits(kind)
-        ]
+        can, biases = self._capabilities, self._find_biases(shape.chain)
+        behind = shape.chain[1:2]
+        ends = any(tensor in self._model.output_ends for node in behind for tensor in node.outputs)
+        is_followed = any(node.op_type in can.absorbs for node in behind) and not ends
+        possible = {
+            "in+out": bool(shape.outputs),
+            "in-only": biases is not None and not (node.op_type in can.bare and is_followed),
+        }
+        kinds = [kind for kind in can.kinds(choice.format, node.op_type) if self._permits(kind)]
         if "dynamic" in kinds:
             weights = weight_inputs(self._model, node)
             possible["dynamic"] = shape.constants == weights and is_dynamic_linear(self._model, node)
@@ -157,33 +152,26 @@ class UnitFinder:
             biases=biases or (),
         )
 
-    def _is_followed(self, shape: _Shape) -> bool:
-        """Whether an activation function directly follows the operator, not at the end of the graph."""
-        behind = shape.chain[1:2]
-        ends = any(tensor in self._model.output_ends for node in behind for tensor in node.outputs)
-        return any(node.op_type in self._capabilities.absorbs for node in behind) and not ends
-
     def _make_blocked_form(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
-        """The weight in blocks; if the format has activations too, the data operand as well."""
+        """The weight in blocks; if the format has activations too, the data operand as well.
+
+        There can be one data operand, quantized dynamically along the axis that products are summed over.
+        """
         index = weight_input(self._model, node) if is_default(node) else None
-        if index is None or not is_float(self._model, node.inputs[index]):
+        if index is None or not self._permits("in-only") or not is_float(self._model, node.inputs[index]):
             return None
         axis = summed_axis(self._model, node, index)
         whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % choice.block == 0
         if not whole or axis not in self._capabilities.blocked_axes.get(node.op_type, ()):
             return None
-        if choice.activation and not self._comes_in_blocks(node, choice.activation, shape):
-            return None
-        if not self._permits("in-only"):
-            return None
+        if choice.activation:
+            if shape is None or len(shape.edges) != 1 or node.attributes.get("transA", 0):
+                return None
+            fmt = number_format(choice.activation)
+            if dynamic_misfit(self._model, shape.edges[0][0], fmt, None) is not None:
+                return None
         site = replace(self._make_constant_site(node, index, choice), axis=axis)
         return Form(choice=choice, kinds=("in-only",), constants=(site,))
-
-    def _comes_in_blocks(self, node: Node, name: str, shape: _Shape | None) -> bool:
-        """Whether the only data operand can be quantized dynamically, along the axis that products are summed over."""
-        if shape is None or len(shape.edges) != 1 or node.attributes.get("transA", 0):
-            return False
-        return dynamic_misfit(self._model, shape.edges[0][0], number_format(name), None) is None
 
     def _computes(self, op_type: str, choice: FormatChoice) -> bool:
         """Whether the backend computes an operator in that format, its activations included."""
@@ -214,8 +202,8 @@ class UnitFinder:
         return self._find_operands(node)
 
     def _find_operands(self, node: Node) -> _Shape | str:
-        model, op_type = self._model, node.op_type
-        indexes, inputs = data_inputs(node), node.inputs
+        model, op_type, inputs = self._model, node.op_type, node.inputs
+        indexes = data_inputs(node)
         types = [type_name(model, inputs[index]) for index in indexes]
         other = [name for name in types if name not in _FLOATS]
         if other and UNKNOWN not in other and len(other) == len(types):
@@ -307,41 +295,34 @@ class UnitFinder:
         return 0 if weight is None or axis is None else self._model.constants[head.inputs[weight]].dims[axis]
 
     def chain(self, node: Node) -> list[Node]:
-        """The node, the bias after a MatMul, and the activation functions that are fused into its kernel."""
-        chain = [node]
-        while (follower := self._find_sole_reader(chain[-1])) is not None:
-            is_bias = len(chain) == 1 and self._is_bias(node, follower)
-            if not is_bias and not self._is_absorbed(chain[-1], follower):
+        """The node, the bias after a MatMul, and the activation functions that are fused into its kernel.
+
+        Each is the only reader of the only output of the one before.
+        """
+        model, can, chain = self._model, self._capabilities, [node]
+        while len(chain[-1].outputs) == 1:
+            output = chain[-1].outputs[0]
+            ends = model.consumers.get(output, ())
+            if len(ends) != 1 or output in model.output_ends or output in model.captured:
                 break
-            chain.append(follower)
+            reader = model.by_name[ends[0].node]
+            is_bias = False
+            if len(chain) == 1 and (node.op_type, reader.op_type) == ("MatMul", "Add"):
+                channels = self._count_channels(node) if "MatMul" in can.integer_bias else 0
+                is_bias = channels > 0 and bias_input(model, reader, channels) is not None
+            is_absorbed = reader.op_type in can.absorbs and reader.inputs[0] == output
+            others_are_constant = all(tensor in model.constants for tensor in reader.inputs[1:] if tensor)
+            if not is_bias and not (is_absorbed and others_are_constant):
+                break
+            chain.append(reader)
         return chain
 
-    def _is_bias(self, head: Node, follower: Node) -> bool:
-        if head.op_type != "MatMul" or head.op_type not in self._capabilities.integer_bias:
-            return False
-        channels = self._count_channels(head)
-        is_added = follower.op_type == "Add" and channels > 0
-        return is_added and bias_input(self._model, follower, channels) is not None
-
-    def _is_absorbed(self, last: Node, follower: Node) -> bool:
-        return (
-            follower.op_type in self._capabilities.absorbs
-            and follower.inputs[0] == last.outputs[0]
-            and all(tensor in self._model.constants for tensor in follower.inputs[1:] if tensor)
-        )
-
-    def _find_sole_reader(self, node: Node) -> Node | None:
-        """The only node that reads the only output, if there is no other reader."""
-        if len(node.outputs) != 1:
-            return None
-        model, output = self._model, node.outputs[0]
-        ends = model.consumers.get(output, ())
-        if len(ends) != 1 or output in model.output_ends or output in model.captured:
-            return None
-        return model.by_name[ends[0].node]
-
     def why_float(self, tensor: str, head: Node) -> str:
-        """The reason why a tensor cannot be integer at its producer for all its readers; empty if it can."""
+        """The reason why a tensor cannot be integer at its producer for all its readers; empty if it can.
+
+        By default a graph output may be quantized if the operator is weighted and no integer kernel outputs floats: a
+        Conv at the end of a model would otherwise run in floating point, and often takes most of the time.
+        """
         model, ends = self._model, self._model.ends(tensor)
         readers = [end for end in ends if not end.is_output]
         if not is_float(model, tensor):
@@ -354,17 +335,10 @@ class UnitFinder:
             return "it makes an output of a body of If, Loop or Scan"
         if not all(reads_data(model, end) for end in readers):
             return "its output is read as a bound, a scale or a shape"
-        if len(readers) < len(ends) and not self._may_end(head):
+        may_end = self._outputs
+        if may_end == "auto" and len(readers) < len(ends):
+            kinds = {k for c in self._choices for k in self._capabilities.kinds(c.format, head.op_type)}
+            may_end = head.op_type in WEIGHT_INPUT and "in-only" not in kinds
+        if len(readers) < len(ends) and not may_end:
             return f"it makes a graph output, and {NOT_ASKED}"
         return ""
-
-    def _may_end(self, head: Node) -> bool:
-        """Whether a graph output of this operator, with the nodes fused into it, may be quantized.
-
-        By default: if the operator is weighted and no integer kernel outputs floats. A Conv at the end of a
-        model would otherwise run in floating point, and often takes most of the time.
-        """
-        if self._outputs != "auto":
-            return self._outputs
-        kinds = {k for choice in self._choices for k in self._capabilities.kinds(choice.format, head.op_type)}
-        return head.op_type in WEIGHT_INPUT and "in-only" not in kinds

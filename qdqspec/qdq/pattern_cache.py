@@ -9,10 +9,10 @@ Aliases are rejected: with them, a small file can expand to a large one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,7 +22,7 @@ from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.check import first_line
 from qdqspec.graph.regions.pattern import PatternGranularity
 from qdqspec.graph.storage import write_text
-from qdqspec.qdq.scheme.relative import (
+from qdqspec.qdq.region_schemes import (
     Frames,
     Scheme,
     find_ends,
@@ -30,13 +30,11 @@ from qdqspec.qdq.scheme.relative import (
     placement_of,
     schemes_of,
 )
-from qdqspec.qdq.space.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial
 
-MOST = 32  # schemes per pattern
 UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
 GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
-_BEST_TRIALS = 64  # trials whose schemes are stored
 
 
 class Key(NamedTuple):
@@ -69,18 +67,13 @@ class PatternCache:
     entries: Mapping[Key, tuple[CacheEntry, ...]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """The backends with entries."""
-        return tuple(sorted({key.backend for key in self.entries}))
 
-
-def pruned(entries: Iterable[CacheEntry]) -> tuple[CacheEntry, ...]:
-    """The best entry of each scheme, the best first, at most `MOST`."""
+def pruned(entries: Iterable[CacheEntry], most: int = 32) -> tuple[CacheEntry, ...]:
+    """The best entry of each scheme, the best first. More than ``most`` would only make the file larger."""
     best: dict[Scheme, CacheEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.rank):
         best.setdefault(entry.scheme, entry)
-    return tuple(best.values())[:MOST]
+    return tuple(best.values())[:most]
 
 
 # ---- out of a search ----------------------------------------------------------------------------
@@ -93,8 +86,13 @@ def gather(
     device: str,
     *,
     confirmed: Mapping[str, Interval] | None = None,
+    best_trials: int = 64,
 ) -> PatternCache:
-    """The entries from the trials of a search. ``confirmed`` are ratios of fresh builds, by placement."""
+    """The entries from the trials of a search: of each pattern with units, the most frequent scheme of each trial.
+
+    ``confirmed`` are ratios of fresh builds, by placement. More than the ``best_trials`` would make the file larger and
+    hardly add schemes that a later search begins with.
+    """
     proved = confirmed or {}
     good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
     good.sort(key=lambda trial: _make_entry(Scheme(), trial, proved).rank)
@@ -102,28 +100,18 @@ def gather(
     texts: dict[str, str] = {}
     for granularity in GRANULARITIES:
         frames = Frames(space.model, space.regions, granularity)
-        for trial in good[:_BEST_TRIALS]:
-            for pattern, scheme, text in _find_frequent_schemes(frames, space, trial.placement):
-                texts[pattern] = text
+        leaves = [region for region in frames.leaves if not space.unit_of.keys().isdisjoint(region.nodes)]
+        for trial in good[:best_trials]:
+            schemes = schemes_of(frames, trial.placement)
+            counts: dict[str, Counter[Scheme]] = {}
+            for region in leaves:
+                pattern = frames.of(region.id).pattern
+                counts.setdefault(pattern, Counter())[schemes[region.id]] += 1
+                texts[pattern] = region.pattern_text
+            for pattern, count in counts.items():
+                scheme = min(count, key=lambda scheme: (-count[scheme], scheme.digest))
                 found.setdefault(Key(backend, device, pattern), []).append(_make_entry(scheme, trial, proved))
     return PatternCache(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
-
-
-def _find_frequent_schemes(
-    frames: Frames, space: SchemeSpace, placement: Placement
-) -> Iterator[tuple[str, Scheme, str]]:
-    """The most frequent scheme of each pattern with units, and the pattern's text."""
-    schemes = schemes_of(frames, placement)
-    counts: dict[str, Counter[Scheme]] = {}
-    texts: dict[str, str] = {}
-    for region in frames.leaves:
-        if not space.unit_of.keys().isdisjoint(region.nodes):
-            pattern = frames.of(region.id).pattern
-            counts.setdefault(pattern, Counter())[schemes[region.id]] += 1
-            texts[pattern] = region.pattern_text
-    for pattern, count in counts.items():
-        scheme = min(count, key=lambda scheme: (-count[scheme], scheme.digest))
-        yield pattern, scheme, texts[pattern]
 
 
 def _make_entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
@@ -145,22 +133,33 @@ def warm_starts(
     Entries of this device take precedence over those of others. Regions of unknown patterns stay float, and in one
     more placement are fully quantized. Raises `StateError` if the cache has entries of other backends only.
     """
-    if cache.entries and backend not in cache.backends:
+    backends = sorted({key.backend for key in cache.entries})
+    if backends and backend not in backends:
         raise StateError(
-            f"the pattern cache was made on {', '.join(cache.backends)}, not on {backend}: "
+            f"the pattern cache was made on {', '.join(backends)}, not on {backend}: "
             "speed differs between backends",
             cure=f"start from a patterns.yaml that a run on {backend} has left",
         )
-    usable = _select_usable(cache, backend, device)
+    own: dict[str, tuple[CacheEntry, ...]] = {}
+    others: dict[str, tuple[CacheEntry, ...]] = {}
+    for key, entries in cache.entries.items():
+        if key.backend == backend:
+            of_device = own if key.device == device else others
+            of_device[key.pattern] = (*of_device.get(key.pattern, ()), *entries)
+    usable = {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
     frames = [Frames(space.model, regions, granularity) for granularity in GRANULARITIES]
     schemes: list[dict[str, Scheme]] = [{} for _ in frames]
     known: set[str] = set()
     for framed, chosen in zip(frames, schemes, strict=True):
         for region in (region for region in framed.leaves if region.id not in known):
-            best = _find_best(usable, framed, region.id)
-            if best is not None:
-                chosen[region.id] = best
-                known.add(region.id)
+            frame = framed.of(region.id)
+            for entry in usable.get(
+                frame.pattern, ()
+            ):  # the best of which all places exist: a cache may contain any
+                if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites):
+                    chosen[region.id] = entry.scheme
+                    known.add(region.id)
+                    break
     if not known:
         return ()
     labels = labels_of(space, *map(placement_of, frames, schemes))
@@ -168,26 +167,6 @@ def warm_starts(
     starts = (space.resolve({**labels, **unknown}), space.resolve(labels))
     # an empty start records that a similar model stays float
     return tuple({start.digest: start for start in starts if start.sites or not unknown}.values())
-
-
-def _select_usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[CacheEntry, ...]]:
-    """Entries by pattern: this device's, or if it has none those of all other devices."""
-    own: dict[str, tuple[CacheEntry, ...]] = {}
-    others: dict[str, tuple[CacheEntry, ...]] = {}
-    for key, entries in cache.entries.items():
-        if key.backend == backend:
-            found = own if key.device == device else others
-            found[key.pattern] = (*found.get(key.pattern, ()), *entries)
-    return {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
-
-
-def _find_best(usable: Mapping[str, tuple[CacheEntry, ...]], frames: Frames, region_id: str) -> Scheme | None:
-    """The best scheme of which all places exist in a region: a cache may contain any."""
-    frame = frames.of(region_id)
-    for entry in usable.get(frame.pattern, ()):
-        if all(find_ends(frames, frame, site.place) is not None for site in entry.scheme.sites):
-            return entry.scheme
-    return None
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -207,9 +186,14 @@ def cache_text(cache: PatternCache) -> str:
     """The YAML text of a cache; equal caches give equal texts."""
     caches: dict[tuple[str, str], list[dict[str, object]]] = {}
     for key in sorted(cache.entries):
-        text, rows = cache.texts.get(key.pattern, ""), list(map(_write_row, cache.entries[key]))
-        pattern: dict[str, object] = {"pattern": key.pattern, "text": text, "schemes": rows}
-        caches.setdefault((key.backend, key.device), []).append(pattern)
+        rows = []
+        for entry in cache.entries[key]:
+            rows.append(_Line(ratio=float(entry.ratio)))
+            if entry.interval is not None:
+                rows[-1]["interval"] = list(map(float, entry.interval))
+            rows[-1]["sites"] = str(entry.scheme)
+        pattern: dict[str, object] = {"pattern": key.pattern, "text": cache.texts.get(key.pattern, "")}
+        caches.setdefault((key.backend, key.device), []).append(pattern | {"schemes": rows})
     content = {
         "schema_version": SCHEMA_VERSION,
         "caches": [
@@ -236,14 +220,6 @@ _Dumper.add_representer(
 )
 
 
-def _write_row(entry: CacheEntry) -> _Line:
-    row = _Line(ratio=float(entry.ratio))
-    if entry.interval is not None:
-        row["interval"] = list(map(float, entry.interval))
-    row["sites"] = str(entry.scheme)
-    return row
-
-
 def read_cache(path: Path) -> PatternCache:
     """Read a cache. Raises `StateError` naming the file if it is missing, damaged, or not a cache."""
     try:
@@ -266,7 +242,23 @@ def read_cache(path: Path) -> PatternCache:
         raise StateError(
             f"the pattern cache is not YAML: {first_line(error)}", where=path, cure=_CURE
         ) from None
-    return _check_content(content, path)
+    try:
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
+        raise StateError(
+            f"this is not a pattern cache: {place}: {problem['msg']}", where=path, cure=_CURE
+        ) from None
+    entries: dict[Key, tuple[CacheEntry, ...]] = {}
+    texts: dict[str, str] = {}
+    for part in file.caches:
+        for pattern in part.patterns:
+            key = Key(part.backend, part.device, pattern.pattern)
+            own = (scheme.entry() for scheme in pattern.schemes)
+            entries[key] = pruned((*entries.get(key, ()), *own))
+            texts[pattern.pattern] = pattern.text
+    return PatternCache(entries=entries, texts=texts)
 
 
 class _Row(BaseModel):
@@ -310,24 +302,3 @@ class _Cache(_Row):
 class _File(_Row):
     schema_version: Literal[1]
     caches: list[_Cache]
-
-    def rows(self) -> Iterator[tuple[Key, _Pattern]]:
-        for cache in self.caches:
-            for pattern in cache.patterns:
-                yield Key(cache.backend, cache.device, pattern.pattern), pattern
-
-
-def _check_content(content: Any, where: Path) -> PatternCache:
-    try:
-        file = _File.model_validate(content)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
-        raise StateError(
-            f"this is not a pattern cache: {place}: {problem['msg']}", where=where, cure=_CURE
-        ) from None
-    entries: dict[Key, tuple[CacheEntry, ...]] = {}
-    for key, pattern in file.rows():
-        own = (scheme.entry() for scheme in pattern.schemes)
-        entries[key] = pruned((*entries.get(key, ()), *own))
-    return PatternCache(entries=entries, texts={key.pattern: row.text for key, row in file.rows()})

@@ -1,6 +1,6 @@
 """Inserts the Q/DQ pairs of a placement into a model; all other nodes, and their fields, stay unchanged.
 
-The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.edit.pairs`), and added to the nodes of the model's protobuf,
+The pairs are made with onnx-graphsurgeon (`qdqspec.qdq.pairs`), and added to the nodes of the model's protobuf,
 because a round trip of a whole model through graphsurgeon changes it. See
 docs/decisions/0002-insertion-into-the-own-protobuf.md.
 """
@@ -8,7 +8,7 @@ docs/decisions/0002-insertion-into-the-own-protobuf.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TypeAlias
@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.conversion import raise_opset
 from qdqspec.graph.dynamic_kernels import with_kernels
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
@@ -25,20 +26,19 @@ from qdqspec.graph.protos import (
     copied,
     map_tensors,
     names_read_inside,
+    opset_of,
     refill,
     rename_tensors,
     with_value,
 )
 from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
-from qdqspec.qdq.edit.pairs import Pair, PairMaker, QuantSource, makes_output
-from qdqspec.qdq.edit.raised import RaisedInputs, raised, version_text
-from qdqspec.qdq.quantize.formats import RUN_TIME
+from qdqspec.qdq.formats import RUN_TIME
+from qdqspec.qdq.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.types import Consumer, Placement, Site
 
-__all__ = ["Inserted", "Inserter", "QuantSource", "insert_qdq"]
-
-Ends: TypeAlias = tuple[tuple[int, int], ...]  # inputs of nodes: (index of the node, number of the input)
+RAISED_FROM = "qdqspec.raised_from"  # model metadata: original opset and IR version
+_Ends: TypeAlias = tuple[tuple[int, int], ...]  # inputs of nodes: (index of the node, number of the input)
 _Insert: TypeAlias = tuple[Site, Pair]
 
 
@@ -85,9 +85,9 @@ class Inserter:
         self._model = model
         self._maker = PairMaker(model, numbers, floating=floating, store=store)
         self._made: dict[tuple[str, str], list[_Insert]] = {}  # by row of the site and its source
-        self._base = cache(self._make_base)
-        self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
-        self._flat = model.flat if store is None else flat_form(self._proto)
+        proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
+        flat = model.flat if store is None else flat_form(proto)
+        self._base = cache(partial(_Base, model, self._maker, proto, flat))
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
@@ -131,28 +131,27 @@ class Inserter:
             self._made[site.row, source] = [(part, make(part)) for part in split]
         return self._made[site.row, source]
 
-    def _make_base(self, opset: int) -> _Base:
-        if opset == self._model.opset and self._proto.ir_version >= IR_WITH_FREE_INITIALIZERS:
-            return _Base(self._model, self._maker, self._flat)
-        note = (
-            f"raised to opset {opset}, which its number formats need (was {version_text(self._model.proto)})"
-        )
-        return _Base(self._model, self._maker, flat_form(raised(self._proto, opset)), (note,))
-
 
 class _Base:
-    """The model at one opset, that candidates are made of. The ``notes`` are for a raised opset."""
+    """The model at one opset, that candidates are made of. The ``notes`` are for a raised opset.
+
+    ``proto`` and its flat form are the model with the weights that candidates refer to.
+    """
 
     def __init__(
-        self, model: Model, maker: PairMaker, flat: onnx.ModelProto, notes: tuple[str, ...] = ()
+        self, model: Model, maker: PairMaker, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int
     ) -> None:
-        self.notes = notes
+        self.notes: tuple[str, ...] = ()
+        if opset != model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+            flat = flat_form(raised(proto, opset))
+            was = _version_text(model.proto)
+            self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
         self._model, self._maker, self._flat = model, maker, flat
         nodes = list(flat.graph.node)
         self._weights = {tensor.name: i for i, tensor in enumerate(flat.graph.initializer)}
         self._constants = {node.output[0]: i for i, node in enumerate(nodes) if node.op_type == "Constant"}
         self._scopes = tuple(scopes_of(nodes)) if model.has_bodies else ()
-        self._raised = RaisedInputs(model, nodes, is_raised=bool(notes))
+        self._raised = RaisedInputs(model, nodes, is_raised=bool(self.notes))
         self._place = cache(self._find_place)
 
     def with_pairs(self, inserts: Iterable[_Insert], floats: Mapping[str, str]) -> onnx.ModelProto:
@@ -215,7 +214,7 @@ class _Base:
             node.CopyFrom(with_value(node, value))
             node.output[0] = value.name
 
-    def _find_place(self, site: Site) -> tuple[int, Ends]:
+    def _find_place(self, site: Site) -> tuple[int, _Ends]:
         """The index of the node that a pair comes before, and the inputs that read it.
 
         It comes after the producer of the tensor, or before the first reader: in the graph of the readers.
@@ -245,4 +244,77 @@ class _Base:
         for index, node in enumerate(self._flat.graph.node):
             for name in {*node.input, *node.output, *names_read_inside(node)} & found.keys():
                 found[name].append(index)
+        return found
+
+
+# ---- a raised opset, as number formats need it -------------------------------------------------------
+
+
+def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model at that opset, with the original opset in its metadata. `insert_qdq` does this when necessary."""
+    higher = raise_opset(proto, opset)
+    higher.metadata_props.add(key=RAISED_FROM, value=_version_text(proto))
+    return higher
+
+
+def _version_text(proto: onnx.ModelProto) -> str:
+    """Opset and IR version of a model, for readers."""
+    return f"opset {opset_of(proto)}, IR version {proto.ir_version}"
+
+
+class RaisedInputs:
+    """The consumers of a model after the opset was raised, which may replace and add nodes.
+
+    ``producer`` gives the index of the node that makes a tensor.
+    """
+
+    def __init__(self, model: Model, nodes: Sequence[onnx.NodeProto], *, is_raised: bool) -> None:
+        self._model = model
+        self._nodes = nodes
+        self._is_raised = is_raised
+        self.producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+
+    def of(
+        self, tensor: str, end: Consumer, consumers: Iterable[Consumer], what: str, cure: str
+    ) -> list[tuple[int, int]]:
+        """The inputs (node, input) at which a consumer reads a tensor.
+
+        If its node was replaced, they are those of the added nodes. The origin of these is unknown, so all possible
+        origins must be among the ``consumers``; else `PlacementError` states ``what`` the tensor cannot be.
+        """
+        kept = self._unchanged_reader(tensor, end)
+        if kept is not None:
+            return [(kept, end.input)]
+        found = self._added.get(tensor)
+        if found and {*consumers}.issuperset(self.replaced(tensor)):
+            return found
+        raise PlacementError(
+            f"tensor '{tensor}' cannot be {what}: raising the opset changed node '{end.node}'",
+            where=self._model.where,
+            cure=cure,
+        )
+
+    def replaced(self, tensor: str) -> tuple[Consumer, ...]:
+        """The consumers of a tensor whose nodes were replaced."""
+        nodes = (end for end in self._model.consumers.get(tensor, ()) if not end.is_output)
+        return tuple(end for end in nodes if self._unchanged_reader(tensor, end) is None)
+
+    def _unchanged_reader(self, tensor: str, end: Consumer) -> int | None:
+        """The index of the consumer's node, if it reads the tensor there as before."""
+        node = self._model.by_name[end.node]
+        index = node.index
+        if self._is_raised:
+            index = next((self.producer[o] for o in node.outputs if o in self.producer), -1)
+        reads = index >= 0 and self._nodes[index].input[end.input : end.input + 1] == [tensor]
+        return index if reads else None
+
+    @cached_property
+    def _added(self) -> Mapping[str, list[tuple[int, int]]]:
+        """The inputs of the nodes that raising the opset added, by tensor."""
+        known = {(node.op_type, node.outputs[:1]) for node in self._model.nodes}
+        found: dict[str, list[tuple[int, int]]] = {}
+        for index, node in enumerate(self._nodes):
+            if (node.op_type, tuple(node.output[:1])) not in known:
+                for number, name in enumerate(node.input):
+                    found.setdefault(name, []).append((index, number))
         return found

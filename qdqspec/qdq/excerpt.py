@@ -65,13 +65,11 @@ class Excerpts:
 
     def inputs(self, nodes: Collection[str]) -> tuple[str, ...]:
         """The activations that these nodes read and do not make, in the order of reading."""
-        found: dict[str, None] = {}
-        nodes = self._with_bodies(nodes)
-        for node in self._in_order(nodes):
-            found.update(dict.fromkeys([*node.inputs, *sorted(node.body_reads)]))
-        made = {out for node in self._in_order(nodes) for out in node.outputs}
+        part = self._in_order(nodes)
+        read = dict.fromkeys(name for node in part for name in (*node.inputs, *sorted(node.body_reads)))
+        made = {out for node in part for out in node.outputs}
         known = {*self._model.producer, *self._model.inputs} - self._model.constants.keys() - made
-        return tuple(tensor for tensor in found if tensor in known)
+        return tuple(tensor for tensor in read if tensor in known)
 
     def cut(self, nodes: Collection[str], values: Mapping[str, Array]) -> Excerpt:
         """The part of these nodes, for inputs with the types and shapes of ``values``.
@@ -79,58 +77,42 @@ class Excerpts:
         Values that look like computed shapes (a few integers) are fixed. Raises `PlacementError` if no model
         can be built.
         """
-        nodes = self._with_bodies(nodes)
-        inputs = self.inputs(nodes)
-        results = self._results(nodes)
-        fixed = {name for name in inputs if _looks_like_shape(values[name])}
+        model, part, inputs = self._model, self._in_order(nodes), self.inputs(nodes)
+        inside = {node.name for node in part}
+        outside = {*model.outputs}
+        for node in model.nodes:
+            if node.name not in inside:
+                outside.update(node.inputs, node.body_reads)
+        made = (out for node in part for out in node.outputs)
+        results = [out for out in made if out in outside and out not in model.constants]
         for name in inputs:
             kind = helper.np_dtype_to_tensor_dtype(values[name].dtype)
             self._extractor.value_infos[name] = helper.make_tensor_value_info(name, kind, values[name].shape)
         for name in results:
-            self._extractor.value_infos[name] = self._info(name)
+            known, info = self._static.get(name), onnx.ValueInfoProto(name=name)
+            if known is not None:
+                info = helper.make_tensor_value_info(name, known.elem_type, known.shape)
+            self._extractor.value_infos[name] = info
         try:
-            proto = self._extractor.extract_model(list(inputs), list(results))
+            proto = self._extractor.extract_model(list(inputs), results)
         except ValueError as error:
-            raise PlacementError(f"these nodes cannot be cut out: {error}", where=self._model.where) from None
+            raise PlacementError(f"these nodes cannot be cut out: {error}", where=model.where) from None
+        fixed = {name for name in inputs if values[name].ndim < 2 and values[name].dtype.kind in "iub"}
         refill(proto.graph.input, [given for given in proto.graph.input if given.name not in fixed])
         proto.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in sorted(fixed))
         readers = {name: _read_outside(proto, index) for index, name in enumerate(results)}
         return Excerpt(
             model=Model(proto, path=self._path),
-            nodes=frozenset(nodes),
+            nodes=frozenset(inside),
             inputs=tuple(name for name in inputs if name not in fixed),
             readers=readers,
         )
 
-    def _results(self, nodes: Collection[str]) -> tuple[str, ...]:
-        model, inside = self._model, set(nodes)
-        outside = {*model.outputs}
-        for node in model.nodes:
-            if node.name not in inside:
-                outside.update(node.inputs, node.body_reads)
-        made = (out for node in self._in_order(nodes) for out in node.outputs)
-        return tuple(out for out in made if out in outside and out not in model.constants)
-
-    def _with_bodies(self, nodes: Collection[str]) -> Collection[str]:
-        """The nodes, and the nodes of their bodies."""
-        if not self._model.has_bodies:
-            return nodes
-        owned = self._model.nodes_inside
-        return {*nodes, *(inner.name for name in nodes for inner in owned.get(name, ()))}
-
     def _in_order(self, nodes: Collection[str]) -> list[Node]:
-        return sorted((self._model.by_name[name] for name in nodes), key=lambda node: node.index)
-
-    def _info(self, tensor: str) -> onnx.ValueInfoProto:
-        known = self._static.get(tensor)
-        if known is None:
-            return onnx.ValueInfoProto(name=tensor)
-        return helper.make_tensor_value_info(tensor, known.elem_type, known.shape)
-
-
-def _looks_like_shape(value: Array) -> bool:
-    """Whether a value seems to be a computed shape: a few integers."""
-    return value.ndim < 2 and value.dtype.kind in "iub"
+        """The nodes, and the nodes of their bodies, in graph order."""
+        owned = self._model.nodes_inside if self._model.has_bodies else {}
+        every = {*nodes, *(inner.name for name in nodes for inner in owned.get(name, ()))}
+        return sorted((self._model.by_name[name] for name in every), key=lambda node: node.index)
 
 
 def _read_outside(proto: onnx.ModelProto, index: int) -> Consumer:

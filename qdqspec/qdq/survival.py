@@ -13,7 +13,7 @@ uint8, duplicate DequantizeLinear nodes, and rename tensors when it changes the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,10 +30,9 @@ from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.read.found import FoundPair, find_pairs
-from qdqspec.qdq.read.recognize import is_op, is_qdq, scale_of
-from qdqspec.qdq.read.strip import INTEGER_KERNELS, strip_with_parts
-from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
+from qdqspec.qdq.pair_numbers import is_op, is_qdq, scale_of
+from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, find_pairs, strip_with_parts
+from qdqspec.types import Optimizer, SurvivalEvidence
 
 _MOVES = COPY_OPS | {
     "Concat", "Max", "MaxPool", "Min", "NhwcMaxPool", "ReduceMax", "ReduceMin", "Relu", "Resize", "TopK", "Where",
@@ -53,33 +52,25 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     model itself cannot be read.
     """
     apart = strip_with_parts(load_model(model))
-    source = apart.found.model
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
-    pairs = [pair for pair in find_pairs(apart) if not pair.unread]
-    return tuple(_run_through(name, source, model, pairs, here) for name in dict.fromkeys(through))
-
-
-def _run_through(
-    name: Optimizer, source: Model, path: Path, pairs: Iterable[FoundPair], here: dict[str, str]
-) -> SurvivalEvidence:
-    with TemporaryFolder() as folder:
-        try:
-            out = run_optimizer(name, path, folder)
-        except BackendError as error:
-            return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
-        owner = hooks.owner_of(name)
-        mapping = owner and hooks.declaration_of(owner).kernel_origins
-        optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
-        after = _After(source, optimized, mapping or hooks.default().kernel_origins)
-        results = [(pair, *after.result(pair, here)) for pair in pairs]
-    return SurvivalEvidence(
-        optimizer=name,
-        kept=sum(result == "kept" for _, result, _ in results),
-        integer=sum(result == "integer" for _, result, _ in results),
-        lost=tuple(
-            f"{pair.tensor} > {', '.join(ends)}" for pair, result, ends in results if result == "lost"
-        ),
-    )
+    pairs = [pair for pair in find_pairs(apart) if pair.ends]
+    evidence = []
+    for name in dict.fromkeys(through):
+        with TemporaryFolder() as folder:
+            try:
+                out = run_optimizer(name, model, folder)
+            except BackendError as error:
+                evidence.append(SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or ""))
+                continue
+            owner = hooks.owner_of(name)
+            mapping = owner and hooks.declaration_of(owner).kernel_origins
+            optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
+            after = _After(apart.found.model, optimized, mapping or hooks.default().kernel_origins)
+            results = [(pair, *after.result(pair, here)) for pair in pairs]
+        lost = (f"{pair.tensor} > {', '.join(ends)}" for pair, result, ends in results if result == "lost")
+        kept, integer = (sum(result == word for _, result, _ in results) for word in ("kept", "integer"))
+        evidence.append(SurvivalEvidence(optimizer=name, kept=kept, integer=integer, lost=tuple(lost)))
+    return tuple(evidence)
 
 
 @dataclass
@@ -94,7 +85,11 @@ class _After:
     def __post_init__(self) -> None:
         self.integers = {n for n, t in self.model.constants.items() if t.data_type in _INTEGERS}
         for node in self.model.nodes:  # topological order
-            if node.op_type == "QuantizeLinear" or self._makes_integers(node):
+            # the result of a QGemm without an output scale is float
+            rescales = node.op_type.startswith("QLinear") or (
+                node.op_type == "QGemm" and any(node.inputs[7:8])
+            )
+            if node.op_type == "QuantizeLinear" or rescales or self._moves_integers(node):
                 self.integers.update(node.outputs[:1])
 
     @cached_property
@@ -138,53 +133,40 @@ class _After:
         """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
         results: dict[str, str] = {}
         for end in pair.ends:
-            if end.is_output:
-                results[f"graph output '{pair.tensor}'"] = self._judge_output(pair.tensor)
+            if end.is_output:  # is it still made from integers?
+                maker = self.model.producer.get(pair.tensor)
+                is_integer = maker is not None and self._reads_integers(maker)
+                result = "integer" if is_integer else "lost"
+                is_dequantized = maker is not None and is_op(maker, "DequantizeLinear")
+                results[f"graph output '{pair.tensor}'"] = "kept" if is_dequantized else result
             elif here[end.node] in self.needed:
-                results[f"{end.node}:{end.input}"] = self._judge_reader(pair, end, here)
+                results[f"{end.node}:{end.input}"] = self._judge_reader(pair, here[end.node])
         lost = [reader for reader, result in results.items() if result == "lost"]
         if lost:
             return "lost", lost
         return ("integer" if "integer" in results.values() else "kept"), []
 
-    def _judge_reader(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
-        name = here[end.node]
+    def _judge_reader(self, pair: FoundPair, name: str) -> str:
         kernel = self.kernels.get(name) or self.likely.get(name)
         if kernel is not None and self._reads_integers(kernel):
             return "integer"
-        if kernel is not None and any(
-            self._has_same_scale(pair, dq) for dq in self._find_dequantizers(kernel)
-        ):
-            return "kept"
-        if name in self.kernels:
-            return "lost"
-        # The reader was removed, such as two Transposes that cancel out. The pair may still exist.
-        return "kept" if any(self._has_same_scale(pair, dq) for dq in self._all_dequantizers) else "lost"
+        dequantizers = []
+        for tensor in () if kernel is None else kernel.inputs:
+            node = self.model.producer.get(tensor)
+            while node is not None and node.op_type in _CONVERTS and node.inputs:
+                node = self.model.producer.get(node.inputs[0])
+            dequantizers += [] if node is None else [node]
+        if name not in self.kernels:
+            # The reader was removed, such as two Transposes that cancel out. The pair may still exist.
+            dequantizers += self.model.nodes
+        of_scale = (self._has_same_scale(pair, one) for one in dequantizers if is_op(one, "DequantizeLinear"))
+        return "kept" if any(of_scale) else "lost"
 
     def _reads_integers(self, node: Node) -> bool:
         return node.op_type.startswith(INTEGER_KERNELS) or self._moves_integers(node)
 
-    def _makes_integers(self, node: Node) -> bool:
-        """Whether its result is integers too; that of a QGemm without an output scale is float."""
-        rescaled = node.op_type.startswith("QLinear") or (node.op_type == "QGemm" and any(node.inputs[7:8]))
-        return rescaled or self._moves_integers(node)
-
     def _moves_integers(self, node: Node) -> bool:
         return node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
-
-    def _find_dequantizers(self, kernel: Node) -> list[Node]:
-        found = []
-        for name in kernel.inputs:
-            node = self.model.producer.get(name)
-            while node is not None and node.op_type in _CONVERTS and node.inputs:
-                node = self.model.producer.get(node.inputs[0])
-            if node is not None and is_op(node, "DequantizeLinear"):
-                found.append(node)
-        return found
-
-    @cached_property
-    def _all_dequantizers(self) -> list[Node]:
-        return [node for node in self.model.nodes if is_op(node, "DequantizeLinear")]
 
     def _has_same_scale(self, pair: FoundPair, dequantize: Node) -> bool:
         """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
@@ -193,19 +175,8 @@ class _After:
         scale = scale_of(self.model, dequantize).astype(np.float32)
         return scale.tobytes() == pair.numbers.scale.tobytes()
 
-    def _judge_output(self, output: str) -> str:
-        """Whether a graph output is still made from integers."""
-        node = self.model.producer.get(output)
-        if node is None:
-            return "lost"
-        if is_op(node, "DequantizeLinear"):
-            return "kept"
-        return "integer" if self._reads_integers(node) else "lost"
 
-
-# Runs optimizers that may process a quantized model: our folding, onnxslim, onnxscript, and those of
-# backends.
-# onnxslim and onnxscript are optional, and imported when they are run.
+# ---- optimizers: our folding, onnxslim and onnxscript, which are optional, and those of backends --------
 
 Run = Callable[[Path, Path], Path]  # model file, folder to write to; the optimized file
 

@@ -17,17 +17,17 @@ from qdqspec.graph.conversion import converted_like, is_converted
 from qdqspec.graph.fold import folded_like
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.edit.equalize import Equalization, ScaledValues, equalizations_of
-from qdqspec.qdq.quantize.corrections import MOST_STEPS, rounding_text
-from qdqspec.qdq.quantize.formats import NumberFormat, format_stored_as
-from qdqspec.qdq.quantize.scales import quantize
-from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
-from qdqspec.qdq.scheme.match import positions
-from qdqspec.qdq.scheme.scheme_file import fit_pairs, params_of
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.equalize import ScaledValues, equalizations_of
+from qdqspec.qdq.formats import NumberFormat, format_stored_as
+from qdqspec.qdq.match import fit_pairs, positions
+from qdqspec.qdq.pair_numbers import Numbers
+from qdqspec.qdq.quantizer import MOST_STEPS, rounding_text
+from qdqspec.qdq.scales import quantize
+from qdqspec.qdq.scheme_file import params_of
+from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
-_TINY = float(np.finfo(np.float32).tiny)
 _SUPERSEDED = (
     "is quantized again at once, with other numbers: the readers of the last pair get that pair only"
 )
@@ -38,7 +38,7 @@ class Imported:
     """The placement of a quantized model with its numbers, and notes for the reader.
 
     ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
-    models with other names: see `qdqspec.qdq.scheme.match`. The numbers are those of a model with the factors
+    models with other names: see `qdqspec.qdq.match`. The numbers are those of a model with the factors
     ``equalized``, which was converted from float16 to float32 if it ``is_converted``.
     """
 
@@ -62,24 +62,36 @@ class Fitted:
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
     """Import the Q/DQ pairs of a model, made by any tool.
 
-    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. Its
-    BatchNormalization and computed weights are folded as in tuning, unless fewer weights of the model are found then.
-    Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
+    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. It is
+    converted from float16 if the model was; its BatchNormalization and computed weights are folded as in tuning, unless
+    fewer weights of the model are found then. Pairs that a placement cannot express (unknown blocks and formats,
+    computed scales) are noted and omitted.
     """
-    apart = _strip(model, reference)
+    converted = None if reference is None else converted_like(reference, model)
+    folded = None if converted is None else folded_like(converted, model)
+    references = [converted] if folded is None else [folded.model, converted]
+    stripped = (strip_with_parts(model, each) for each in references)
+    apart = min(stripped, key=lambda apart: len(apart.found.weights.dequantized))
     found = find_pairs(apart)
     reasons = {id(pair): why for pair in found if (why := _explain_inexpressible(pair))}
     floats = ScaledValues(apart.stripped)
     equalized = equalizations_of(model.flat, apart.stripped.constants)
     for change in equalized:
         floats.add(change)
-    usable = (pair for pair in found if id(pair) not in reasons and not pair.unread)
+    usable = (pair for pair in found if id(pair) not in reasons and pair.ends)
     placed = [_place_pair(pair, apart.found.model, floats) for pair in usable]
     placed.sort(key=lambda one: (one[0].site.tensor, one[0].site.consumers))
     known = apart.found.weights.reference is not None
     why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
     notes = [*_group_notes((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
-    notes += _group_notes(_find_partly_expressed(found))
+    partly = []  # expressed only in part, or replaced by a later pair of a chain
+    for pair in found:
+        if 0 < len(_find_consumers(pair)) < len(pair.ends):
+            partly.append(
+                (pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant")
+            )
+        partly += [(earlier.tensor, _SUPERSEDED) for earlier in pair.chain]
+    notes += _group_notes(partly)
     notes += [
         f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
         for pair, steps in placed
@@ -99,18 +111,6 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     )
 
 
-def _strip(model: Model, reference: Model | None) -> StrippedModel:
-    """The stripped model, by the folded reference, or by the reference if that has float values of more weights.
-
-    The reference of a model that was converted from float16 is converted alike.
-    """
-    converted = None if reference is None else converted_like(reference, model)
-    folded = None if converted is None else folded_like(converted, model)
-    references = [converted] if folded is None else [folded.model, converted]
-    found = (strip_with_parts(model, each) for each in references)
-    return min(found, key=lambda apart: len(apart.found.weights.dequantized))
-
-
 def placement_for(model: Model, quantized: Model) -> Fitted:
     """The placement of a quantized model as a placement of ``model``, its float original or a similar one.
 
@@ -125,11 +125,22 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
 
 def _explain_inexpressible(pair: FoundPair) -> str:
     """The reason why a placement cannot express the pair; empty if it can."""
-    if pair.numbers is None:
+    numbers = pair.numbers
+    if numbers is None:
         return pair.problem
     if pair.ends and not _find_consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
-    return _explain_numbers(pair.numbers)
+    if _find_format(numbers) is None:
+        in_blocks = numbers.block or numbers.scale.ndim > 1
+        blocks = f" in blocks of {numbers.block or '?'}" if in_blocks else ""
+        return f"is {numbers.format}{blocks}, which schemes do not carry"
+    if numbers.axis is not None and numbers.axis < 0:
+        return "has an axis counted from the end of a shape that is not known"
+    if numbers.precision:
+        return "is set to compute in another precision than that of its scale"
+    if not (np.isfinite(numbers.step) & (numbers.step >= np.finfo(np.float32).tiny)).all():
+        return "has a scale that is zero, negative, subnormal or not finite"
+    return ""
 
 
 def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
@@ -140,29 +151,6 @@ def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
 def _find_format(numbers: Numbers) -> NumberFormat | None:
     at_run_time = numbers.dynamic and not numbers.block
     return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
-
-
-def _explain_numbers(numbers: Numbers) -> str:
-    known = _find_format(numbers)
-    if known is None and (numbers.block or numbers.scale.ndim > 1):
-        return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
-    if known is None:
-        return f"is {numbers.format}, which schemes do not carry"
-    if numbers.axis is not None and numbers.axis < 0:
-        return "has an axis counted from the end of a shape that is not known"
-    if numbers.precision:
-        return "is set to compute in another precision than that of its scale"
-    if not (np.isfinite(numbers.step) & (numbers.step >= _TINY)).all():
-        return "has a scale that is zero, negative, subnormal or not finite"
-    return ""
-
-
-def _find_partly_expressed(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
-    """Pairs that a site expresses only in part, or that a later pair of a chain replaces."""
-    for pair in found:
-        if 0 < len(_find_consumers(pair)) < len(pair.ends):
-            yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
-        yield from ((earlier.tensor, _SUPERSEDED) for earlier in pair.chain)
 
 
 def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[PlacedPair, int]:

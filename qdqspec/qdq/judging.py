@@ -1,6 +1,6 @@
 """Explains why a search does not offer an operator or a graph output for quantization, for `qdqspec inspect`.
 
-The search space decides, and `qdqspec.qdq.space.unit_finder` has the reason of each operator.
+The search space decides, and `qdqspec.qdq.unit_finder` has the reason of each operator.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from qdqspec.graph.ops import CONTROL, is_constant_node, is_float
 from qdqspec.graph.regions.flow import flow_of
 from qdqspec.graph.regions.inspect import Judged
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.space.search_space import SchemeSpace
-from qdqspec.qdq.space.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, type_name
-from qdqspec.qdq.space.units import excluded_by_rule
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, type_name
+from qdqspec.qdq.units import excluded_by_rule
 from qdqspec.types import QuantizeRules
 
 
@@ -84,20 +84,19 @@ class _Reasons:
 
     def outputs(self) -> Iterator[tuple[str, str]]:
         """The reason why each graph output stays float; empty if it may be quantized."""
-        offered = {tensor for unit in self._space.units for tensor in unit.outputs}
-        for tensor in self._model.outputs:
-            yield tensor, "" if tensor in offered else self._why_not_made(tensor)
-
-    def _why_not_made(self, tensor: str) -> str:
-        maker = self._model.producer.get(tensor)
-        if maker is None or tensor in self._model.constants:
-            return "no node computes it"
-        if not is_float(self._model, tensor):
-            return f"it holds {type_name(self._model, tensor)}"
-        if maker.name not in self._space.unit_of:
-            return self.reason(maker)
-        head = self._model.by_name[self._space.unit_of[maker.name]]
-        return (
-            self._space.finder.why_float(tensor, head)
-            or f"{maker.op_type}: the backend runs it with a float output only"
-        )
+        model, space = self._model, self._space
+        offered = {tensor for unit in space.units for tensor in unit.outputs}
+        for tensor in model.outputs:
+            maker = model.producer.get(tensor)
+            if tensor in offered:
+                why = ""
+            elif maker is None or tensor in model.constants:
+                why = "no node computes it"
+            elif not is_float(model, tensor):
+                why = f"it holds {type_name(model, tensor)}"
+            elif maker.name not in space.unit_of:
+                why = self.reason(maker)
+            else:
+                why = space.finder.why_float(tensor, model.by_name[space.unit_of[maker.name]])
+                why = why or f"{maker.op_type}: the backend runs it with a float output only"
+            yield tensor, why

@@ -1,10 +1,12 @@
-"""The values beyond which the operators that read a tensor saturate: a range that ends there has smaller steps.
+"""Ranges of tensors, the groups of tensors that must share one, and the values beyond which readers saturate.
+
+Independent of number formats: `scales` converts ranges to scales and zero points.
 
 A convolution before a GELU or HardSwish has values of both signs, but all large negative ones give nearly the
-same result. A range that is clipped where the readers no longer distinguish values loses nearly nothing.
-
-The readers are followed to the first operators that are not elementwise functions of this tensor and constants. What is
-before these is one function of a single number, or of one for each channel, and is computed on a grid.
+same result. A range that is clipped where the readers no longer distinguish values loses nearly nothing, and has
+smaller steps. The readers are followed to the first operators that are not elementwise functions of this tensor and
+constants. What is before these is one function of a single number, or of one for each channel, and is computed on a
+grid.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -21,11 +25,9 @@ from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
 from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS
-from qdqspec.qdq.quantize.ranges import TensorRange, tied_groups
+from qdqspec.graph.unify import joined
 
-TOLERANCE = 1 / 32  # of the change by one step where the function is steepest
-STEPS = 255  # of an 8-bit range
-MOST_NODES = 24  # of one function
+_STEPS = 255  # of an 8-bit range
 _POINTS = 1025  # of the grid over the range; fewer if there is a function for each channel
 _LEAST_POINTS = 129
 _MOST_VALUES = 1 << 17  # of one tensor
@@ -37,6 +39,58 @@ _ELEMENTWISE = frozenset(
         "Swish", "Tanh", "ThresholdedRelu",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """The lowest and highest real value to represent. Zero is always included, so that it stays exact."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low > self.high:
+            raise ValueError(f"not a range: {self.low} to {self.high}")
+        object.__setattr__(self, "low", min(self.low, 0.0))
+        object.__setattr__(self, "high", max(self.high, 0.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude in it."""
+        return max(-self.low, self.high)
+
+    def union(self, other: TensorRange) -> TensorRange:
+        """The smallest range that holds both."""
+        return TensorRange(min(self.low, other.low), max(self.high, other.high))
+
+
+def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, TensorRange]:
+    """Give one range, their union, to tensors that a runtime can only merge at equal scales.
+
+    These are the input and outputs of operators that copy values (including MaxPool and nearest Resize), and all inputs
+    and the output of a Concat. Tensors without a range extend the group and get none.
+    """
+    found = dict(ranges)
+    for group in tied_groups(model, ranges):
+        found |= dict.fromkeys(group, reduce(TensorRange.union, (ranges[tensor] for tensor in group)))
+    return found
+
+
+def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """The groups of tensors to which `tie_ranges` gives one range."""
+    wanted = dict.fromkeys(tensors)
+    tied: list[tuple[str, ...]] = []
+    for node in model.nodes:
+        if is_default(node) and node.op_type == "Concat":
+            tied.append((*node.inputs, *node.outputs))
+        elif is_default(node) and node.op_type in ("Dropout", "MaxPool"):
+            tied.append((node.inputs[0], node.outputs[0]))  # the second output is a mask, or indices
+        elif copies_values(node) or is_nearest(node):
+            tied.append((node.inputs[0], *node.outputs))
+    tied = [tuple(filter(None, tensors)) for tensors in tied]
+    groups = joined({**wanted, **dict.fromkeys(chain.from_iterable(tied))}, tied)
+    own = (tuple(tensor for tensor in group if tensor in wanted) for group in groups)
+    return tuple(group for group in own if group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +106,21 @@ class Saturation:
 
 
 def saturations(
-    model: Model, ranges: Mapping[str, TensorRange], kept: Collection[str] = ()
+    model: Model,
+    ranges: Mapping[str, TensorRange],
+    kept: Collection[str] = (),
+    *,
+    tolerance: float = 1 / 32,
+    most_nodes: int = 24,
 ) -> dict[str, Saturation]:
     """The ends of what the readers of these tensors distinguish; none where they distinguish all values.
 
     ``ranges`` are tied (`tie_ranges`): tensors that share a range share its ends. Values beyond an end change the
-    results by less than `TOLERANCE` of what one step changes. An end that is not zero is one step farther, since it is
-    rounded with the zero point. No end have outputs of the model, tensors from which elementwise operators alone
-    compute an output, and tensors that share a range with a ``kept`` tensor.
+    results by less than ``tolerance`` of the change by one step where the function is steepest: a larger one makes
+    smaller steps, and more error beyond the end. An end that is not zero is one step farther, since it is rounded with
+    the zero point. No function is followed over more than ``most_nodes``, which limits the time. No end have outputs of
+    the model, tensors from which elementwise operators alone compute an output, and tensors that share a range with a
+    ``kept`` tensor.
     """
     found: dict[str, Saturation] = {}
     fixed = {*model.constants}
@@ -70,9 +131,9 @@ def saturations(
         span = ranges[group[0]]
         if span.high == span.low or not {*kept}.isdisjoint(group):
             continue
-        function = _Function(model, fixed, shown, group)
+        function = _Function(model, fixed, shown, group, most_nodes)
         if function.results and not function.is_seen_whole:
-            end = _find_ends(function, span)
+            end = _find_ends(function, span, tolerance)
             if end is not None:
                 found |= dict.fromkeys(group, end)
     return found
@@ -86,9 +147,14 @@ class _Function:
     """
 
     def __init__(
-        self, model: Model, fixed: Collection[str], shown: Collection[str], group: tuple[str, ...]
+        self,
+        model: Model,
+        fixed: Collection[str],
+        shown: Collection[str],
+        group: tuple[str, ...],
+        most_nodes: int,
     ) -> None:
-        self.model, self.fixed, self.group = model, fixed, group
+        self.model, self.group = model, group
         self.nodes: list[onnx.NodeProto] = []
         same, made, read = {*self.group}, set[str](), set[str]()
         waiting = self._find_readers(self.group)
@@ -98,9 +164,9 @@ class _Function:
             operands = {tensor for tensor in node.inputs if tensor and tensor not in fixed}
             if is_default(node) and node.op_type in SHAPE_SOURCES:
                 continue
-            if len(self.nodes) >= MOST_NODES:
+            if len(self.nodes) >= most_nodes:
                 read |= known & operands
-            elif (_selects(node, self.model) and known & operands == {node.inputs[0]}) or (
+            elif (_selects(node, model) and known & operands == {node.inputs[0]}) or (
                 is_default(node) and node.op_type == "Concat" and operands and operands <= same
             ):
                 outputs = [tensor for tensor in node.outputs if tensor]
@@ -109,7 +175,7 @@ class _Function:
                 others = [tensor for tensor in outputs if tensor not in self.group]
                 self.nodes += [helper.make_node("Identity", source, [tensor]) for tensor in others]
                 waiting |= self._find_readers(outputs)
-            elif _is_elementwise(node, self.fixed) and operands <= known:
+            elif _is_elementwise(node, fixed) and operands <= known:
                 made.update(node.outputs)
                 self.nodes.append(node.proto)
                 waiting |= self._find_readers(node.outputs)
@@ -117,6 +183,8 @@ class _Function:
                 read |= known & operands
         self.is_seen_whole = not read.isdisjoint(same) or not (same | made).isdisjoint(shown)
         self.results = sorted(read)
+        read_here = dict.fromkeys(tensor for node in self.nodes for tensor in node.input if tensor)
+        self._constants = [tensor for tensor in read_here if tensor in fixed]
 
     def _find_readers(self, tensors: Iterable[str]) -> set[int]:
         """The indexes of the nodes that read these tensors."""
@@ -126,13 +194,9 @@ class _Function:
     def channels(self) -> tuple[int, ...] | None:
         """The shape of all constants together, with one function for each of its elements; ``None`` if it has none."""
         try:
-            return np.broadcast_shapes(*(tuple(self.model.constants[t].dims) for t in self._constants()))
+            return np.broadcast_shapes(*(tuple(self.model.constants[t].dims) for t in self._constants))
         except ValueError:
             return None
-
-    def _constants(self) -> list[str]:
-        read = dict.fromkeys(tensor for node in self.nodes for tensor in node.input if tensor)
-        return [tensor for tensor in read if tensor in self.fixed]
 
     def at(self, grid: Array, dimensions: int) -> Iterator[Floats]:
         """Each result for the values of a grid: one row for each value. Nothing if they cannot be computed.
@@ -144,7 +208,11 @@ class _Function:
         values = grid.reshape(-1, *[1] * dimensions)
         inputs = [helper.make_tensor_value_info(t, TensorProto.FLOAT, values.shape) for t in self.group]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.results]
-        constants = [numpy_helper.from_array(_as_floats(self.model.array(t)), t) for t in self._constants()]
+        constants = []
+        for tensor in self._constants:
+            value = self.model.array(tensor)
+            real = value if np.issubdtype(value.dtype, np.integer) else value.astype(np.float32)
+            constants.append(numpy_helper.from_array(real, tensor))
         graph = helper.make_graph(self.nodes, "function", inputs, outputs, constants)
         proto = helper.make_model(graph, opset_imports=list(self.model.flat.opset_import), ir_version=10)
         try:
@@ -173,12 +241,7 @@ def _is_elementwise(node: Node, fixed: Collection[str]) -> bool:
     )
 
 
-def _as_floats(values: Array) -> Array:
-    """Floats as float32, others unchanged."""
-    return values if np.issubdtype(values.dtype, np.integer) else values.astype(np.float32)
-
-
-def _find_ends(function: _Function, span: TensorRange) -> Saturation | None:
+def _find_ends(function: _Function, span: TensorRange, tolerance: float) -> Saturation | None:
     """The ends of a range: beyond an end, the function gives nearly the same result. ``None`` without an end."""
     channels = function.channels()
     count = 0 if channels is None else math.prod(channels)
@@ -192,24 +255,21 @@ def _find_ends(function: _Function, span: TensorRange) -> Saturation | None:
     results = list(function.at(grid.astype(np.float32), len(channels)))
     if not results or not all(np.isfinite(values).all() for values in results):
         return None
-    tolerances = [TOLERANCE * size / STEPS * _find_steepest(grid, values) for values in results]
+    steps = np.diff(inside)[:, None]
+    first, last = len(_BEYOND), len(_BEYOND) + points
+    slopes = (np.abs(np.diff(values[first:last], axis=0) / steps).max(axis=0) for values in results)
+    tolerances = [tolerance * size / _STEPS * steepest for steepest in slopes]
     low = min(map(_count_same, results, tolerances))
     high = min(map(_count_same, (values[::-1] for values in results), tolerances))
     if max(low, high) == len(grid):  # a constant
         return None
     ends = grid[low - 1] if low > 1 else -math.inf, grid[-high] if high > 1 else math.inf
-    step = (min(ends[1], span.high) - max(ends[0], span.low)) / STEPS
+    step = (min(ends[1], span.high) - max(ends[0], span.low)) / _STEPS
     end = Saturation(
         low=min(ends[0] - step, 0.0) if ends[0] < 0 else 0.0,
         high=max(ends[1] + step, 0.0) if ends[1] > 0 else 0.0,
     )
     return None if end.within(span) == span else end
-
-
-def _find_steepest(grid: Floats, values: Floats) -> Floats:
-    """The largest slope of each column inside of the range."""
-    inside = slice(len(_BEYOND), -len(_BEYOND))
-    return np.asarray(np.abs(np.diff(values[inside], axis=0) / np.diff(grid[inside])[:, None]).max(axis=0))
 
 
 def _count_same(values: Floats, tolerances: Floats) -> int:

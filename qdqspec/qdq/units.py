@@ -20,7 +20,7 @@ from qdqspec._core import hooks
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.quantize.formats import RUN_TIME, NumberFormat, number_format
+from qdqspec.qdq.formats import RUN_TIME, NumberFormat, number_format
 from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, label_of
 
 # The axis of a weight's output channels, for any rank; Gemm's depends on its attributes.
@@ -46,8 +46,7 @@ def weight_inputs(model: Model, node: Node) -> tuple[int, ...]:
     if is_fused_attention(node):
         return (1,) if node.input_at(1) in model.constants and node.input_at(2) else ()
     if node.op_type in RECURRENT:
-        found = tuple(index for index in (1, 2) if node.inputs[index] in model.constants)
-        return found if len(found) == len((1, 2)) else ()
+        return (1, 2) if all(node.inputs[index] in model.constants for index in (1, 2)) else ()
     index = weight_input(model, node)
     return () if index is None else (index,)
 
@@ -125,7 +124,7 @@ class FormatChoice:
     """A format of a case, as its backend stores it.
 
     ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
-    ``weight`` are names of `qdqspec.qdq.quantize.formats`; without an activation, only weights are quantized.
+    ``weight`` are names of `qdqspec.qdq.formats`; without an activation, only weights are quantized.
     ``dynamic`` is true where the backend has kernels that find the ranges of activations at run time.
     """
 
@@ -197,11 +196,6 @@ class Form:
         has_both = self.choice.activation is not None and self.constants and self.kinds != ("dynamic",)
         return tuple(label_of(self.choice.name, kind) for kind in HALVES) if has_both else ()
 
-    @property
-    def full(self) -> Label:
-        """The label that quantizes most: the kinds are in that order."""
-        return self.labels[0]
-
     def without(self, unwanted: Kind) -> Form:
         """The form without one kind; an int32 bias is removed with ``in-only``, the only kind that needs it."""
         kinds = tuple(kind for kind in self.kinds if kind != unwanted)
@@ -270,12 +264,12 @@ class Unit:
 
     @property
     def full(self) -> Label:
-        """The label that quantizes most of it, in its first format."""
-        return self.forms[0].full
+        """The label that quantizes most of it, in its first format: the kinds are in that order."""
+        return self.forms[0].labels[0]
 
     def full_in(self, name: str) -> Label:
         """The label that quantizes most of it in a format, by its name in labels; ``fp`` if it has none."""
-        return next((form.full for form in self.forms if form.choice.name == name), "fp")
+        return next((form.labels[0] for form in self.forms if form.choice.name == name), "fp")
 
     @property
     def halves(self) -> tuple[Label, ...]:

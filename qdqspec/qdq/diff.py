@@ -1,6 +1,6 @@
 """Compares the Q/DQ of two models, in names of the models without Q/DQ; the differences as text and as JSON.
 
-Pairs are matched by their readers, never by their own names, which differ between tools. `qdqspec.qdq.read.skeleton`
+Pairs are matched by their readers, never by their own names, which differ between tools. `qdqspec.qdq.skeleton`
 compares the float models.
 """
 
@@ -18,11 +18,12 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph.conversion import converted_like
 from qdqspec.graph.model import Model
-from qdqspec.qdq.edit.equalize import ScaledConstant, equalizations_of, scaled
-from qdqspec.qdq.quantize.scales import along
-from qdqspec.qdq.read.found import FoundPair, Numbers, find_pairs
-from qdqspec.qdq.read.skeleton import SkeletonDiff, aligned, compare_skeletons
-from qdqspec.qdq.read.strip import StrippedModel, strip_with_parts
+from qdqspec.qdq.chains import ScaledConstant
+from qdqspec.qdq.equalize import equalizations_of, scaled
+from qdqspec.qdq.pair_numbers import Numbers
+from qdqspec.qdq.scales import along
+from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons
+from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.types import Consumer
 
 
@@ -142,29 +143,22 @@ class _Side:
 
 
 def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
-    before, after = (side.at.get(ends[0]) for side in sides)
+    """The difference of the pairs that these readers have in common in each model; ``None`` if there is none."""
+    before, after = pairs = tuple(side.at.get(ends[0]) for side in sides)
     changes = tuple(_find_changes(sides, before, after)) if before and after else ()
     if before and after and not changes:
         return None
-    return PairDiff(
-        tensor=_name(sides, ends[0], before, after),
-        readers=tuple(
-            e.node if e.node.startswith("graph output '") else f"{e.node}:{e.input}" for e in sorted(ends)
-        ),
-        before=_facts(before) if before else None,
-        after=_facts(after) if after else None,
-        changes=changes,
+    tensor = next((pair.tensor for pair in pairs if pair), "")
+    for side, pair in zip(reversed(sides), reversed(pairs), strict=True):
+        node = side.stripped.by_name.get(ends[0].node)
+        if pair is None and node is not None and ends[0].input < len(node.inputs):
+            tensor = node.inputs[ends[0].input]  # as it is float there: tools lose the names of weights
+    readers = (
+        end.node if end.node.startswith("graph output '") else f"{end.node}:{end.input}"
+        for end in sorted(ends)
     )
-
-
-def _name(sides: tuple[_Side, ...], end: Consumer, before: FoundPair | None, after: FoundPair | None) -> str:
-    """The tensor's name in the model where it is float, as tools lose the names of weights."""
-    for side, pair in zip(sides, (before, after), strict=True):
-        node = side.stripped.by_name.get(end.node)
-        if pair is None and node is not None and end.input < len(node.inputs):
-            return node.inputs[end.input]
-    known = before or after
-    return known.tensor if known else ""
+    facts = [None if pair is None else _facts(pair) for pair in pairs]
+    return PairDiff(tensor=tensor, readers=tuple(readers), before=facts[0], after=facts[1], changes=changes)
 
 
 def _facts(pair: FoundPair) -> PairFacts:
@@ -211,15 +205,29 @@ def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair)
         text = f"channels {words[bool(factors[0])]} > {'otherwise ' if all(factors) else ''}{words[bool(factors[1])]}"
         yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
-        stored = (side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True))
-        yield from _compare_integers(*stored)
+        one, other = (
+            side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True)
+        )
+        if one.shape != other.shape:
+            yield Change(kind="integers", text=f"shape {list(one.shape)} > {list(other.shape)}")
+            return
+        steps = np.abs(other.astype(np.float64) - one.astype(np.float64))
+        if steps.any():
+            count = int(np.count_nonzero(steps))
+            text = f"{count} of {steps.size} integers, by up to {steps.max():g} steps"
+            yield Change(kind="integers", text=text)
 
 
 def _compare_numbers(before: Numbers, after: Numbers) -> Iterator[Change]:
     if before.format != after.format:
         yield Change(kind="format", text=f"{before.format} > {after.format}")
     if (before.axis, before.block) != (after.axis, after.block):
-        yield Change(kind="axis", text=f"{_describe_axis(before)} > {_describe_axis(after)}")
+        axes = []
+        for numbers in (before, after):
+            channels = "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
+            blocks = f"blocks of {numbers.block} on axis {numbers.axis}"
+            axes.append(blocks if numbers.block else channels)
+        yield Change(kind="axis", text=" > ".join(axes))
     if before.precision != after.precision:
         yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
     if before.dynamic != after.dynamic:
@@ -235,12 +243,6 @@ def _compare_numbers(before: Numbers, after: Numbers) -> Iterator[Change]:
         yield Change(kind="zero point", text=f"zero point {points[0]} > {points[1]}")
 
 
-def _describe_axis(numbers: Numbers) -> str:
-    if numbers.block:
-        return f"blocks of {numbers.block} on axis {numbers.axis}"
-    return "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
-
-
 def _compare_scales(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.nan_to_num(after.astype(np.float64) / before - 1, posinf=np.inf).reshape(-1)
@@ -249,11 +251,11 @@ def _compare_scales(before: npt.NDArray[np.float32], after: npt.NDArray[np.float
         text = f"scale {before.item():.5g} > {after.item():.5g} ({_write_percent(low)})"
     else:
         count = int(np.count_nonzero(relative))
-        text = f"{count} of {before.size} scales ({percent_range(low, high)})"
+        text = f"{count} of {before.size} scales ({_write_percents(low, high)})"
     return Change(kind="scale", text=text, low=low, high=high)
 
 
-def percent_range(low: float, high: float) -> str:
+def _write_percents(low: float, high: float) -> str:
     """``-5.0 % to +10.0 %``, or one percentage if both are equal."""
     texts = _write_percent(low), _write_percent(high)
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)
@@ -268,17 +270,6 @@ def _write_percent(fraction: float) -> str:
 def _write_points(zero_point: npt.ArrayLike) -> str:
     points = np.unique(zero_point)
     return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
-
-
-def _compare_integers(before: Array, after: Array) -> Iterator[Change]:
-    if before.shape != after.shape:
-        yield Change(kind="integers", text=f"shape {list(before.shape)} > {list(after.shape)}")
-        return
-    steps = np.abs(after.astype(np.float64) - before.astype(np.float64))
-    if steps.any():
-        count = int(np.count_nonzero(steps))
-        text = f"{count} of {steps.size} integers, by up to {steps.max():g} steps"
-        yield Change(kind="integers", text=text)
 
 
 SCHEMA_VERSION = 1
@@ -300,7 +291,7 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "equal_pairs": diff.equal,
         "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
         "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
-        "scale_change": _bound_scales(change for pair in diff.changed for change in pair.changes),
+        "scale_change": _bound_scales([change for pair in diff.changed for change in pair.changes]),
         "added": [dataclasses.asdict(pair) for pair in diff.added],
         "removed": [dataclasses.asdict(pair) for pair in diff.removed],
         "changed": [dataclasses.asdict(pair) for pair in diff.changed],
@@ -311,15 +302,29 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
 def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     """The differences as text: a summary first, then each difference, ``most`` of a kind."""
     lines = [_write_headline(diff)]
-    lines += _write_section(
-        "added", [(_write_place(p), _describe_pair(p.after)) for p in diff.added if p.after], most
-    )
-    lines += _write_section(
-        "removed", [(_write_place(p), _describe_pair(p.before)) for p in diff.removed if p.before], most
-    )
+    added = [(_write_place(pair), _describe_pair(pair.after)) for pair in diff.added if pair.after]
+    removed = [(_write_place(pair), _describe_pair(pair.before)) for pair in diff.removed if pair.before]
     changed = [(_write_place(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
-    lines += _write_section("changed", changed, most, _count_kinds(diff.changed, most))
-    lines += _write_skeleton(diff.skeleton, most)
+    changes = [change for pair in diff.changed for change in pair.changes]
+    remark = ""
+    if most is not None and len(changes) > most:  # the numbers of changes by kind, with the bounds of scales
+        scales = _bound_scales(changes)
+        bounds = {"scale": "" if scales is None else f" ({_write_percents(*scales)})"}
+        counts = Counter(change.kind for change in changes).most_common()
+        remark = ", ".join(f"{kind} of {count}{bounds.get(kind, '')}" for kind, count in counts)
+    lines += _write_section("added", added, most)
+    lines += _write_section("removed", removed, most)
+    lines += _write_section("changed", changed, most, remark)
+    skeleton = diff.skeleton
+    if skeleton.folded:
+        what = "are folded into convolutions in one of them, as tuning does"
+        lines += ["", f"{len(skeleton.folded)} BatchNormalization {what}"]
+    if skeleton.converted:
+        what = "as tuning does; the other one is converted alike"
+        lines += ["", f"one of them was converted from float16 to float32, {what}"]
+    for title, name in _KINDS.items():
+        found: tuple[str, ...] = getattr(skeleton, name)
+        lines += _write_section(title, [(plain(words, 200), "") for words in found], most)
     return "\n".join(lines)
 
 
@@ -369,32 +374,7 @@ def _describe_pair(facts: PairFacts) -> str:
     return f"{facts.format}{blocks}, {scale}, zero point {_write_points(facts.zero_point)}{kept}"
 
 
-def _count_kinds(pairs: Iterable[PairDiff], most: int | None) -> str:
-    """Number of changed pairs by kind, with the bounds of scale changes, for long lists."""
-    changes = [change for pair in pairs for change in pair.changes]
-    counts = Counter(change.kind for change in changes)
-    if most is None or sum(counts.values()) <= most:
-        return ""
-    scales = _bound_scales(changes)
-    bounds = "" if scales is None else f" ({percent_range(*scales)})"
-    return ", ".join(
-        f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
-    )
-
-
 def _bound_scales(changes: Iterable[Change]) -> tuple[float, float] | None:
     """The bounds of the relative changes of scales; ``None`` without any."""
     found = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
-
-
-def _write_skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
-    if skeleton.folded:
-        yield ""
-        yield f"{len(skeleton.folded)} BatchNormalization are folded into convolutions in one of them, as tuning does"
-    if skeleton.converted:
-        yield ""
-        yield "one of them was converted from float16 to float32, as tuning does; the other one is converted alike"
-    for title, name in _KINDS.items():
-        found: tuple[str, ...] = getattr(skeleton, name)
-        yield from _write_section(title, [(plain(words, 200), "") for words in found], most)

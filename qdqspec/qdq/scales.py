@@ -14,8 +14,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqspec._core.arrays import Array
-from qdqspec.qdq.quantize.formats import NumberFormat, QuantParams
-from qdqspec.qdq.quantize.ranges import TensorRange
+from qdqspec.qdq.formats import NumberFormat, QuantParams
+from qdqspec.qdq.ranges import TensorRange
 
 Scales = npt.NDArray[np.float32]
 
@@ -71,41 +71,33 @@ def weight_params(
 ) -> QuantParams:
     """Symmetric scales, zero point 0 (the middle for unsigned formats); per channel if ``axis`` is set.
 
-    A blocked format has one scale per block along ``axis``. ``reduce_range`` uses one bit less of an 8-bit integer
+    A blocked format has one scale per block along ``axis``; scales are stored as the format has them: as powers of two,
+    or as 8-bit floats with one scale for all of them. ``reduce_range`` uses one bit less of an 8-bit integer
     format, for processors whose 8-bit products saturate; not of one in blocks, whose kernels do not.
     """
     axis = None if axis is None else axis % weight.ndim
-    largest = _find_largest(weight, axis, fmt.block)
+    if axis is not None and fmt.block:
+        starts = np.arange(0, weight.shape[axis], fmt.block)
+        largest = np.maximum.reduceat(np.abs(weight), starts, axis=axis)
+    else:
+        others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
+        largest = np.max(np.abs(weight), axis=others, initial=0.0)
+    largest = np.asarray(largest, np.float64)
     steps = (fmt.high - fmt.low) // 2
     if reduce_range and fmt.elem_type in _BYTES and not fmt.block:
         steps //= 2
     scale = _make_usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
-    zero_point = np.full(scale.shape, fmt.middle).astype(fmt.dtype)
-    return _narrow_scales(QuantParams(fmt, scale, zero_point, axis))
-
-
-def _find_largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> npt.NDArray[np.float64]:
-    """The largest magnitude of all, of each channel, or of each block."""
-    if axis is not None and block:
-        starts = np.arange(0, weight.shape[axis], block)
-        return np.asarray(np.maximum.reduceat(np.abs(weight), starts, axis=axis), np.float64)
-    others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
-    return np.asarray(np.max(np.abs(weight), axis=others, initial=0.0), np.float64)
-
-
-def _narrow_scales(params: QuantParams) -> QuantParams:
-    """The scales as the format stores them: powers of two, or 8-bit floats with one scale for all of them."""
-    scale = params.scale
-    if params.format.scale_type == TensorProto.FLOAT8E8M0:
+    outer = None
+    if fmt.scale_type == TensorProto.FLOAT8E8M0:
         # Rounded up, so that no value of a block is clipped (the OCP specification rounds down and saturates).
         exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
-        return replace(params, scale=np.exp2(exponents).astype(np.float32))
-    if params.format.two_level:
+        scale = np.exp2(exponents).astype(np.float32)
+    elif fmt.two_level:
         outer = _make_usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))
         inside = np.clip(scale / outer, _FP8_LOW, _FP8_HIGH)  # none is rounded to zero
-        narrow = np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
-        return replace(params, scale=narrow, outer=outer)
-    return params
+        scale = np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
+    zero_point = np.full(scale.shape, fmt.middle).astype(fmt.dtype)
+    return QuantParams(fmt, scale, zero_point, axis, outer)
 
 
 def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:

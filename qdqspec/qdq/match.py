@@ -1,0 +1,282 @@
+"""Finds the sites of a placement, and fits their numbers, in a model with other names of tensors or nodes.
+
+Quantizing tools rename tensors, and exporters rename nodes. A site is searched by its own names; then by the
+nodes that read it, which keep their names more often than tensors do; then by the position of these nodes in
+the graph, if the source of the placement recorded it (`positions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.fold import fold_weights
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.ops import is_commutative
+from qdqspec.qdq.chains import Equalization
+from qdqspec.qdq.equalize import equalized, misfit_of
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.pairs import biased_layer, misfit
+from qdqspec.qdq.quantizer import unpacked
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
+# Tools remove and insert these, so that they do not count for the positions of others.
+_PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """The sites of a site in a model, one for each tensor that its consumers read; or the reasons why it is missing."""
+
+    sites: tuple[Site, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass
+class Matcher:
+    """Finds sites in one model. ``known`` are positions of nodes in the model that the sites come from."""
+
+    model: Model
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, site: Site) -> Found:
+        """The sites of a site in this model. A site that fits by its own names is returned unchanged."""
+        why = misfit(self.model, site)
+        if why is None:
+            return Found(sites=(site,))
+        read: dict[str, list[Consumer]] = {}
+        reasons: list[str] = []
+        for end in site.consumers:
+            node = None if end.is_output else self._node(end.node)
+            if end.is_output and site.tensor in self.model.output_ends:
+                read.setdefault(site.tensor, []).append(self.model.output_ends[site.tensor])
+            elif end.is_output:
+                reasons.append("the model has no output of that name")
+            elif node is None:
+                reasons.append(f"the model has no node '{end.node}', and none in its position")
+            elif not node.input_at(end.input):
+                reasons.append(f"node '{node.name}' has no input {end.input}")
+            else:
+                read.setdefault(node.inputs[end.input], []).append(Consumer(node.name, end.input))
+        sites = []
+        for tensor, ends in read.items():
+            is_weight = tensor in self.model.constants
+            moved = replace(site, tensor=tensor, consumers=tuple(sorted(ends)), weight=is_weight)
+            other = misfit(self.model, moved)
+            if is_weight != site.weight:
+                other = "it is a constant in one of the models only"
+            if other is None:
+                sites.append(moved)
+            else:
+                reasons.append(other)
+        return Found(sites=tuple(sites), reasons=tuple(dict.fromkeys(reasons or (() if sites else (why,)))))
+
+    def _node(self, name: str) -> Node | None:
+        """The node of that name, or else of its position; it must have the same operator.
+
+        For nodes without a name, which are numbered, the position decides, because the numbers change with
+        each added node.
+        """
+        node = self.model.by_name.get(name)
+        position = self.known.get(name)
+        if position is None:
+            return node
+        is_named = node is not None and position.startswith(f"{node.op_type}:")
+        if is_named and "#" not in name:
+            return node
+        found = self._by_position.get(position)
+        return self.model.by_name[found] if found is not None else node if is_named else None
+
+    @cached_property
+    def _by_position(self) -> dict[str, str]:
+        return {position: name for name, position in positions(self.model).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPairs:
+    """The pairs of a scheme under the names of one model.
+
+    ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
+    part; both by their names in the scheme.
+    """
+
+    pairs: tuple[PlacedPair, ...]
+    moved: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def placement(self) -> Placement:
+        """The sites without numbers."""
+        return Placement(sites=frozenset(pair.site for pair in self.pairs))
+
+
+def fit_pairs(
+    model: Model,
+    pairs: Iterable[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    *,
+    with_numbers: bool = True,
+) -> FittedPairs:
+    """The pairs as sites of a model. If two read the same input, the first one is kept.
+
+    Without numbers, those of a pair may be for other channels than the model has.
+    """
+    matcher = Matcher(model, positions or {})
+    fitted: list[PlacedPair] = []
+    moved: list[str] = []
+    reasons: dict[str, str] = {}
+    taken: set[Consumer] = set()
+    for pair in pairs:
+        found = matcher.find(pair.site)
+        problems = list(found.reasons)
+        for site in found.sites:
+            there = replace(pair, site=site)
+            if with_numbers and (why := _explain_numbers(model, there)) is not None:
+                problems.append(why)
+            elif taken.intersection(site.consumers):
+                problems.append("another site of the scheme quantizes the same input")
+            else:
+                taken.update(site.consumers)
+                fitted.append(there)
+                moved += [] if site == pair.site else [pair.site.tensor]
+        if problems:
+            reasons[pair.site.tensor] = problems[0]
+    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
+
+
+def prepared_for(
+    model: Model,
+    pairs: Sequence[PlacedPair],
+    positions: Mapping[str, str] | None = None,
+    factors: Sequence[Equalization] = (),
+) -> tuple[Model, list[str]]:
+    """The model that the sites were made for, equalized by these factors, and notes.
+
+    It is folded as in tuning unless more pairs fit it without: folding replaces two tensors by one. Raises
+    `PlacementError` if it cannot have the factors.
+    """
+    folded = fold_weights(model)
+    found, notes = model, []
+    if pairs and folded.missing:
+        fits = [fit_pairs(each, pairs, positions) for each in (model, folded.model)]
+        # most pairs, then most by their own names
+        given, other = ((len(fit.pairs), -len(fit.moved)) for fit in fits)
+        if given <= other:
+            found, notes = folded.model, [folded.note]
+    if (why := misfit_of(found, factors)) is not None:
+        raise PlacementError(
+            f"the scheme is for scaled channels, and {why}",
+            where=model.where,
+            cure="apply it to the float model that it was made for",
+        )
+    return equalized(found, factors), notes
+
+
+def _explain_numbers(model: Model, pair: PlacedPair) -> str | None:
+    """The reason why the numbers or corrections of a pair do not fit its site in a model; ``None`` if they do."""
+    site, shape, fmt = pair.site, shape_of(model, pair.site), number_format(pair.site.format)
+    if (reason := misfit(model, site)) is not None:
+        return reason
+    layer = biased_layer(model, site) if pair.bias else None
+    if pair.bias and layer is None:
+        return "the scheme corrects the bias of its layer, which has none of its own"
+    checked = "its rounding"
+    try:
+        if pair.rounding:
+            unpacked(pair.rounding, STEPS, prod(shape))
+        checked = "the bias of its layer"
+        if layer is not None:
+            unpacked(pair.bias, SHIFTS, layer.channels)
+    except ValueError as error:
+        return f"{checked} does not fit: {error}"
+    if site.axis is None or (fmt.dynamic and not site.weight):
+        return None
+    channels = shape[site.axis] if site.axis < len(shape) else 0
+    wanted = prod(shape) // channels * -(-channels // fmt.block) if fmt.block and channels else channels
+    if wanted != len(pair.scale):
+        what = f"blocks of {fmt.block}" if fmt.block else "channels"
+        return f"it has {wanted or 'no'} {what} on axis {site.axis}, the scheme {len(pair.scale)}"
+    return None
+
+
+def shape_of(model: Model, site: Site) -> tuple[int, ...]:
+    """The shape of a constant; unknown dimensions of other tensors are 0."""
+    return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
+
+
+# ---- positions of nodes -------------------------------------------------------------------------------
+
+
+def positions(model: Model) -> dict[str, str]:
+    """The position of each node in the graph, as text independent of the names of tensors and nodes.
+
+    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to
+    three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
+    the inputs on.
+    """
+    labels = _label_nodes(model)
+    alike: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in model.nodes:
+        alike[labels[node.name]].append(node)
+    return {
+        node.name: f"{node.op_type}:{label}:{number}/{len(nodes)}"
+        for label, nodes in alike.items()
+        for number, node in enumerate(nodes, start=1)
+    }
+
+
+def _label_nodes(model: Model, rounds: int = 3) -> dict[str, str]:
+    """A label for each node, equal for nodes with the same surroundings of up to ``rounds`` nodes on either side."""
+    labels = {}
+    for node in model.nodes:  # shapes of constants that are weights; biases and bounds are ignored
+        dims = [list(model.constants[name].dims) for name in node.inputs if name in model.constants]
+        weights = [str(shape) for shape in dims if len(shape) > 1]
+        labels[node.name] = _digest([node.domain, node.op_type, *weights])
+    readers = {node.name: _find_readers(model, node) for node in model.nodes}
+    makers = {node.name: _find_makers(model, node) for node in model.nodes}
+    for _ in range(rounds):
+        before, labels = labels, {}
+        for node in model.nodes:
+            operands = [before.get(name, name) for name in makers[node.name]]
+            operands = sorted(operands) if is_commutative(node, model.opset) else operands
+            read = sorted(f"{end.input} {before.get(end.node, 'output')}" for end in readers[node.name])
+            labels[node.name] = _digest([before[node.name], *operands, "read by", *read])
+    return labels
+
+
+def _find_makers(model: Model, node: Node) -> list[str]:
+    """The source of each operand that is not a constant: a node's name, or that it is a graph input."""
+    found = []
+    for tensor in node.inputs:
+        maker = model.producer.get(tensor)
+        while maker is not None and maker.op_type in _PASSED_OVER and maker.inputs:
+            tensor = maker.inputs[0]
+            maker = model.producer.get(tensor)
+        if tensor and tensor not in model.constants:
+            found.append("input" if maker is None else maker.name)
+    return found
+
+
+def _find_readers(model: Model, node: Node) -> list[Consumer]:
+    """The consumers of a node's outputs, after skipped nodes."""
+    found, waiting = [], list(node.outputs)
+    while waiting:
+        for end in model.ends(waiting.pop()):
+            reader = None if end.is_output else model.by_name[end.node]
+            if reader is not None and reader.op_type in _PASSED_OVER:
+                waiting.extend(reader.outputs)
+            else:
+                found.append(Consumer("", 0) if end.is_output else end)
+    return found
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -1,1 +1,0 @@
-"""Quantization parameters: number formats, calibration, scales, integer weights."""

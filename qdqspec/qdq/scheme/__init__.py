@@ -1,1 +1,0 @@
-"""Schemes: placements in files, in patterns, in other models. Imports `space` and `edit`."""
