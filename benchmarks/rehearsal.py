@@ -30,8 +30,8 @@ from qdqspec.accuracy.rehearsal import (
     find_sensitivities,
     sites_of,
 )
-from qdqspec.app.preparation.auxiliary_runs import unfused
 from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.runtimes import unfused
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.app.preparation.cached import JOURNAL
+from qdqspec.app.preparation.stored import JOURNAL
 from qdqspec.errors import OutputError
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")

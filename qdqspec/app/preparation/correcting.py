@@ -26,7 +26,7 @@ from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed
 from qdqspec.accuracy.corrections.problem import MIN_SAMPLES, CorrectionTask, Judge, Ranges
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
-from qdqspec.app.preparation.auxiliary_runs import open_observer, reference_runtime
+from qdqspec.app.preparation.runtimes import open_observer, reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.edit.equalize import Equalization, branched, equalized, find_chains

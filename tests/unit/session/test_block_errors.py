@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from qdqspec.app.report.facts import errors_table
 from qdqspec.app.report.record import case_from_json, case_to_json
-from qdqspec.app.session import Session
+from qdqspec.app.session import Session, pipeline
 from qdqspec.types import CaseRecord
 
 
 @pytest.fixture(autouse=True)
 def _same_search(fast_integers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that build the same placements, and have time for the error of each block, on any machine."""
-    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 1e3)
+    monkeypatch.setattr(pipeline, "_result", partial(pipeline._result, errors_share=1e3))
 
 
 def asked(models: Path, **more: object) -> dict[str, object]:
@@ -52,7 +53,7 @@ def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_pat
 def test_errors_of_blocks_are_missing_with_a_reason(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object], why: str
 ) -> None:
-    monkeypatch.setattr("qdqspec.app.session.outcome.ERRORS_SHARE", 0.0)
+    monkeypatch.setattr(pipeline, "_result", partial(pipeline._result, errors_share=0.0))
     backend = {"backend": more.pop("backend")} if "backend" in more else {}
     with Session(output=tmp_path / "out", no_cache=True, **backend) as session:
         found = session.tune(models / "digits_resnet.onnx", **asked(models, trials=2, **more)).search

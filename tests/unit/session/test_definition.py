@@ -13,7 +13,7 @@ from refused_models import integers_with_other_values
 
 from qdqspec._core.arrays import Array
 from qdqspec.app.cli import main
-from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
+from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

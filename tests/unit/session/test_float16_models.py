@@ -17,7 +17,7 @@ from graph_text import saved
 from onnx import TensorProto
 from sessions import Open
 
-from qdqspec.app.preparation.candidates import note_float_types
+from qdqspec.app.preparation.files import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study

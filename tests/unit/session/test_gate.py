@@ -12,7 +12,14 @@ import pytest
 from written_cases import check_of
 
 from qdqspec._core.config import Settings
-from qdqspec.app.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
+from qdqspec.app.evidence.regression import (
+    CLOSE_BUILDS,
+    CLOSE_ROUNDS,
+    FIRST_BUILDS,
+    FIRST_ROUNDS,
+    Gate,
+    Gatekeeper,
+)
 from qdqspec.checks.baseline.compare import Conditions, rules_of
 from qdqspec.checks.baseline.store import update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check

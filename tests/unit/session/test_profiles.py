@@ -12,7 +12,7 @@ from arrays import arrays_of
 from graph_text import kernels
 from written_cases import normal, written_case
 
-from qdqspec.app.preparation.candidates import CandidateFiles
+from qdqspec.app.preparation.files import CandidateFiles
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.write import format_for
 from qdqspec.app.session import Session

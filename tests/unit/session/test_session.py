@@ -576,7 +576,7 @@ def test_closing_a_session_ends_its_child_processes(
         else:
             if stage == "disk":
                 full = Mock(side_effect=OutputError("no space left"))
-                monkeypatch.setattr("qdqspec.app.preparation.candidates.save_model", full)
+                monkeypatch.setattr("qdqspec.app.preparation.files.save_model", full)
             with pytest.raises((BackendError, OutputError)):
                 session.search(case)
     assert children() == before

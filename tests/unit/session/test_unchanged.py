@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from written_cases import normal, written_case
 
-from qdqspec.app.evidence.kernels import quantized_work, rejected_candidates
+from qdqspec.app.evidence.builds import quantized_work, rejected_candidates
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session
-from qdqspec.app.session.outcome import cut_short_text
+from qdqspec.app.session.pipeline import cut_short_text
 from qdqspec.checks.rejected import kernel_lines
 from qdqspec.search.limits import Limits
 from qdqspec.types import (

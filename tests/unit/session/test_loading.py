@@ -18,8 +18,8 @@ from refused_models import (
 )
 
 from qdqspec._core.config import hooks
-from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
-from qdqspec.app.preparation.loading import lint_and_load
+from qdqspec.app.evidence.builds import lint_and_load
+from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.engine import TensorRt
