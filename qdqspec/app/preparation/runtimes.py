@@ -36,14 +36,7 @@ from qdqspec.graph.regions.search import groups_of
 from qdqspec.graph.save import save_model
 from qdqspec.search.loop import Watch
 from qdqspec.timing.lock import DeviceLock, log_wait
-from qdqspec.types import (
-    DEFAULT_MIN_SQNR_DB,
-    DEFINED_DB,
-    EXACT_DB,
-    DefinitionEvidence,
-    DeviceKey,
-    Progress,
-)
+from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared

@@ -1,6 +1,7 @@
-"""Finished searches in the cache: trials, conclusions, tuned model and scheme, read back for an equal request.
+"""Searches on disk: the journal of a search, from which it resumes, and finished searches in the cache.
 
-Latency is not reused: a cached winner is always timed again.
+A finished search is read back for an equal request: trials, conclusions, tuned model and scheme. Latency is not reused:
+a cached winner is always timed again.
 """
 
 from __future__ import annotations
@@ -24,14 +25,7 @@ from qdqspec.errors import StateError
 from qdqspec.graph.save import write_text
 from qdqspec.search.journal import Journal, trial_from_json, trial_to_json
 from qdqspec.timing.store import Store, cache_key
-from qdqspec.types import (
-    Data,
-    DataSource,
-    Placement,
-    Provenance,
-    SearchResult,
-    Trial,
-)
+from qdqspec.types import Data, DataSource, Provenance, SearchResult, Trial
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -55,7 +49,6 @@ class FinishedSearch:
 
     result: SearchResult
     folder: Path
-    raw_winner: Placement
     is_cut_short: bool = False
 
     @property
@@ -71,8 +64,7 @@ def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSea
         lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
         (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
-        conclusions = to_data(replace(found.result, trials=()))
-        conclusions |= {"raw_winner": found.raw_winner.digest, "about": _description(prepared)}
+        conclusions = to_data(replace(found.result, trials=())) | {"about": _description(prepared)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         copy_results(found.folder, folder)
 
@@ -107,10 +99,9 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
         lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
         trials = tuple(trial_from_json(json.loads(line)) for line in lines)
         data = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
-        placements = {trial.placement.digest: trial.placement for trial in trials}
         cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
         result = replace(from_data(SearchResult, data), trials=trials, provenance=cached)
-        return FinishedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
+        return FinishedSearch(result=result, folder=folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")

@@ -17,13 +17,7 @@ from qdqspec._core.closing import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
 from qdqspec.accuracy.evaluator import MOST_DB, Evaluator, Offset
 from qdqspec.accuracy.metrics import Score, Scores
-from qdqspec.accuracy.rehearsal import (
-    Rehearsal,
-    RehearsalRefusedError,
-    Subject,
-    find_sensitivities,
-    sites_of,
-)
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject, find_sensitivities, sites_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError, DataError, PlacementError

@@ -57,10 +57,7 @@ from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import require_path
 from qdqspec.search.loop import candidates_of
-from qdqspec.search.select import (
-    is_candidate,
-    raw_winner,
-)
+from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.timing.store import Store
 from qdqspec.types import (
     FLOAT32,
@@ -132,7 +129,6 @@ def tune(
         found = FinishedSearch(
             result=tuned.result,
             folder=output,
-            raw_winner=tuned.raw_winner,
             is_cut_short=resources.seconds_left() == 0,  # by the time limit of the run: not cached
         )
         if not (prepared.settings.no_cache or found.is_cut_short):
@@ -426,7 +422,7 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
     folder = prepared.output / placement.digest
     make_folder(folder)
     write_results(prepared, result, placement, folder)
-    return FinishedSearch(result=result, folder=folder, raw_winner=placement)
+    return FinishedSearch(result=result, folder=folder)
 
 
 def _time_again(prepared: Prepared, tuned: Path) -> tuple[Outcome, LatencyEvidence, str]:
