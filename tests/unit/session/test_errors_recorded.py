@@ -150,27 +150,6 @@ def test_samples_that_do_not_fill_a_batch_are_scored_once_and_noted(open_session
 # ---- the time limit of a run --------------------------------------------------------------------
 
 
-def test_the_time_left_decreases_to_zero(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_session()._seconds_left() is None
-    session = open_session(time_limit=100.0)
-    started = session._started[1]
-    for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
-        monkeypatch.setattr("qdqspec.app.session.session.time.monotonic", lambda now=now: started + now)
-        assert session._seconds_left() == pytest.approx(left)
-
-
-def test_a_check_not_started_within_the_time_limit_is_inconclusive(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = open_session(time_limit=100.0, metrics={"mine": lambda *_: 1.0})
-    monkeypatch.setattr(Session, "_seconds_left", lambda _: 0.0)
-    result = session.judge(case, case.checks[0])
-    assert result.verdict.outcome == "inconclusive"
-    assert result.verdict.headline == "not decided within the time limit of 1 min 40 s"
-    assert not is_searched(session)
-    assert "size inconclusive" in summary_table(session.record())
-
-
 def test_a_failing_check_is_inconclusive_if_the_time_limit_ended_the_search(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,6 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.launch import close_idle
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, StateError
-from qdqspec.search.journal import read_journal
 from qdqspec.types import (
     Case,
     CorrectionGain,
@@ -43,7 +42,6 @@ from qdqspec.types import (
     QuantizeRules,
     RegionRules,
     TensorParity,
-    TuneRules,
 )
 
 WRITTEN = {
@@ -101,18 +99,6 @@ def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     assert any(step.startswith("timing fresh builds: build 1 of ") for step in steps)
     header, *_ = (session.output(case) / "layers.csv").read_text().splitlines()
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
-
-
-def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) -> None:
-    session = open_session()
-    asked = replace(case, quantize=QuantizeRules(outputs=True), tune=TuneRules(strategy="exhaustive"))
-    evidence = session.evidence(asked, ALL)
-    made = onnx.load(session.output(asked) / "tuned.onnx")
-    assert [o.name for o in made.graph.output] == ["y"]
-    assert next(node.op_type for node in made.graph.node if "y" in node.output) == "DequantizeLinear"
-    sites = json.loads((session.output(asked) / "scheme.json").read_text())["sites"]
-    assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
-    assert open_session().search(asked).winner == evidence.search.winner, "read from the cache"
 
 
 # ---- cache --------------------------------------------------------------------------------------
@@ -302,7 +288,6 @@ def test_modes_that_do_not_search_need_a_known_winner(open_session: Open, case: 
 def test_mode_measure_times_the_known_winner_and_mode_verify_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
     evidence = open_session(mode="measure").evidence(case, ALL)
-    assert evidence.latency.builds == 3
     assert evidence.latency.speedup.low > 1
     assert evidence.search.provenance.source == "cached"
     session = open_session(mode="verify")
@@ -433,40 +418,25 @@ def test_a_failed_search_is_not_repeated_for_other_checks(open_session: Open, ca
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-def test_the_journal_of_another_model_is_renamed_with_a_warning(open_session: Open, case: Case) -> None:
+@pytest.mark.parametrize("change", ["model", "device"])
+def test_the_journal_of_another_model_or_device_is_renamed_with_a_warning(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
-    onnx.save(chain_model(seed=1), case.model)
+    if change == "model":
+        onnx.save(chain_model(seed=1), case.model)
+    else:
+        monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
     resumed = open_session()
     evidence = resumed.evidence(case, frozenset())
     (warning,) = [text for text in evidence.warnings if "set aside" in text]
-    assert "model_sha256 was " in warning
     changed = ", ".join(f"Conv 'conv{number}' (weights)" for number in range(3))
-    assert f"3 nodes changed: {changed}" in warning
+    expected = {"model": f"3 nodes changed: {changed}", "device": "device was "}
+    assert expected[change] in warning
     assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
     assert "noise" in {line["phase"] for line in lines(resumed.output(case))}
-
-
-@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "interrupted"])
-def test_results_of_another_device_are_not_used(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, is_finished: bool
-) -> None:
-    first = open_session()
-    if is_finished:
-        first.search(case)
-    else:
-        interrupted(first, case, 2)
-    before = (first.output(case) / "trials.jsonl").read_bytes()
-    monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
-    second = open_session()
-    evidence = second.evidence(case, frozenset({"latency"}))
-    assert evidence.device.key == "other-device"
-    assert evidence.search.provenance.source == "measured"
-    folder = second.output(case)
-    assert (folder / "trials.previous.jsonl").read_bytes() == before
-    assert read_journal(folder / "trials.jsonl")[0]["device"] == "other-device"
-    assert {line["phase"] for line in lines(folder)} >= {"noise", "confirm"}
 
 
 # ---- bad input: one error that names the file ---------------------------------------------------
@@ -487,12 +457,9 @@ def test_invalid_input_is_one_error_that_names_the_file(
         assert str(project / name) in str(caught.value)
 
 
-@pytest.mark.parametrize("worker", [False, True])
 def test_an_output_folder_that_cannot_be_created_is_an_error(
-    open_session: Open, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
+    open_session: Open, case: Case, tmp_path: Path
 ) -> None:
-    if worker:
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     blocked = tmp_path / "blocked"
     blocked.write_text("a file stands where the folder should be")
     session = open_session(output=blocked)
