@@ -28,6 +28,7 @@ from qdqspec.app.preparation.runtimes import ARITHMETIC, Definition, Resources, 
 from qdqspec.backends.base import Engine
 from qdqspec.checks.base import requests_of
 from qdqspec.errors import BackendError, ModelError
+from qdqspec.graph.given import fixed_in
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.qdq.edit.equalize import Equalization
 from qdqspec.qdq.quantize.formats import BIAS_FORMAT
@@ -187,11 +188,11 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
 
 def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:
     """The given model of a case, or its definition where the backend's run of it differs, and a tuned model."""
-    reference = prepared.case.model.absolute() if prepared.fixed else require_path(prepared.given)
+    # inputs with a fixed value, which the user's own model is fed in addition to the data
+    fixed = {} if prepared.quantized else fixed_in(prepared.given)
+    reference = prepared.case.model.absolute() if fixed else require_path(prepared.given)
     expected = prepared.expected
-    return SideBySide(
-        prepared.resources, reference, tuned, prepared.fixed, expected=expected, divided=divided
-    )
+    return SideBySide(prepared.resources, reference, tuned, fixed, expected=expected, divided=divided)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,10 @@ from qdqspec.accuracy.domain import InputResult, Span, input_domains, spans_of
 from qdqspec.accuracy.sources import npz_bytes, read_beside, read_members
 from qdqspec.app.evidence.parity import SideBySide, both_models
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.stored import MODEL
+from qdqspec.app.preparation.stored import MODEL, REFERENCE
 from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
+from qdqspec.graph.given import OwnCopy
 from qdqspec.graph.model import require_path
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
@@ -192,7 +193,10 @@ def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
     beside = prepared.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [_shown(prepared.reference), _shown(tuned)]
+    reference = require_path(prepared.given)
+    if isinstance(prepared.given, OwnCopy):  # which the session removes
+        reference = prepared.output / REFERENCE
+    models = [_shown(reference), _shown(tuned)]
     settings = prepared.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]

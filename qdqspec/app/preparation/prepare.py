@@ -50,7 +50,7 @@ from qdqspec.app.preparation.runtimes import (
     runner,
 )
 from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
-from qdqspec.app.preparation.stored import REFERENCE, header_of, search_key
+from qdqspec.app.preparation.stored import header_of, search_key
 from qdqspec.backends.base import Capabilities, Engine
 from qdqspec.errors import PatternError, QdqspecError
 from qdqspec.graph.cautions import cautions
@@ -59,7 +59,7 @@ from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.digests import digests_of
 from qdqspec.graph.float32 import computes_in_float16, with_integer_kernels
 from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
+from qdqspec.graph.given import given_model, with_true_outputs
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
@@ -239,16 +239,6 @@ class Prepared:
     def node_digests(self) -> str:
         """The digests of the nodes of the model as given: with its pairs, if it is tuned from its float form."""
         return digests_of(self.given if self.quantized is None else self.quantized.quantized)
-
-    @property
-    def fixed(self) -> Mapping[str, Array]:
-        """Inputs with a fixed value, which the user's own model is fed in addition to the data if it is compared."""
-        return {} if self.quantized else fixed_in(self.given)
-
-    @property
-    def reference(self) -> Path:
-        """A file of the reference that outlives the session: the user's, or the copy among the results."""
-        return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
 
     key = cached_property(search_key)
     journal_header = cached_property(header_of)

@@ -343,8 +343,19 @@ class RehearsalOracle:
         there is time for it.
         """
         rehearsal = self.rehearser.including(placement)
-        evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
-        engine, least_db = rehearsal.engine(placement), self.least_db
+        if self._evaluator is None:  # on as much of the data as a placement may be rehearsed on
+            subject, feeds = rehearsal.subject, rehearsal.subject.feeds()
+            for feed in islice(rehearsal.feeds(), 1):
+                rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
+            most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
+            self._evaluator = Evaluator(
+                feeds,
+                lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
+                sum(1 for _ in islice(feeds, max(most, subject.samples))),
+                few=subject.samples,
+                errors=2.0,
+            )
+        evaluator, engine, least_db = self._evaluator, rehearsal.engine(placement), self.least_db
         few_db = evaluator.first(engine)
         if least_db is None or evaluator.samples <= 2 * evaluator.few:
             return few_db
@@ -360,19 +371,3 @@ class RehearsalOracle:
             self.difference.learn(few_db + offset, all_db + offset, placement)
             self._all_data_seconds += time.monotonic() - started
         return few_db
-
-    def _opened_evaluator(self, rehearsal: Rehearsal) -> Evaluator:
-        """The evaluator of rehearsals, on as much of the data as a placement may be rehearsed on."""
-        subject = rehearsal.subject
-        for feed in islice(rehearsal.feeds(), 1):
-            rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
-        most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
-        feeds = subject.feeds()
-        samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))
-        return Evaluator(
-            feeds,
-            lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
-            samples,
-            few=subject.samples,
-            errors=2.0,
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -82,15 +83,20 @@ def test_an_error_of_a_metric_is_in_table_record_and_result(open_session: Open, 
     ("change", "problem"),
     [
         ({"metric": "mine"}, "raised KeyError"),
-        ({"metric": "unknown"}, "unknown metric 'unknown'"),
+        ({"metric": "min"}, r":7: .*unknown metric 'min' \(did you mean 'mine'\?\)"),
         ({"metric": "top1"}, "label 7000000 is no class"),
+        ({"metric": "top1", "evaluation": None}, ":7: .*there is no evaluation data"),
+        ({"metric": "top1", "evaluation": "unlabelled.npz"}, "no array 'labels'"),
     ],
 )
 def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
-    open_session: Open, case: Case, change: dict[str, str], problem: str
+    open_session: Open, case: Case, project: Path, change: dict[str, Any], problem: str
 ) -> None:
     """If no other check needs a search, the error is raised before it."""
-    accuracy = check_of("accuracy", min=0.0, **change)
+    np.savez(project / "unlabelled.npz", x=normal(4, 8, 12, 12))
+    name = change.pop("evaluation", "data.npz")
+    case = replace(case, inputs=replace(case.inputs, evaluation=name and project / name))
+    accuracy = replace(check_of("accuracy", min=0.0, **change), line=7)
     alone, beside = replace(case, checks=(accuracy,)), replace(case, checks=(case.checks[0], accuracy))
     session = open_session(metrics={"mine": Fails(1)})
     with pytest.raises(QdqspecError, match=problem):

@@ -53,7 +53,6 @@ def test_the_reference_is_the_float_form(session: Session, form: str, models: Pa
     assert given.where == str(path)
     assert given.sha256 != load_model(path).sha256, "what is known of the model as given holds for another"
     assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
-    assert work.prepared.reference.parent == work.prepared.output  # the copy of it among the results
     assert any("the model is given quantized" in note for note in work.prepared.warnings)
 
 
@@ -92,8 +91,6 @@ def test_the_model_as_given_may_be_selected_and_is_written_unchanged(simulated: 
     assert read_scheme(scheme).placement.sites == result.search.winner.sites
     again = apply_scheme(load_model(result.evidence.output / "reference.onnx"), scheme)
     assert is_quantized(Model(again.proto))
-    cached = simulated.tune(only_given)
-    assert cached.search.winner == result.search.winner
 
 
 def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case: Case) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import pytest
 from arrays import arrays_of
 
 from qdqspec._core.registry import names
-from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
-from qdqspec.app.session import Session, tuning
-from qdqspec.search.loop import Search
+from qdqspec.app.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, RunRecord, SearchResult, TuneRules
 
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001", "fake.integer=0.8")
@@ -78,25 +75,6 @@ def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db
     assert selected.sqnr_db == pytest.approx(found.parity.sqnr_db, abs=0.01)
     assert selected.sqnr_db >= (found.search.limits.min_sqnr_db or 0)
     assert [point.sqnr_db for point in found.search.front][-1] == 200.0
-
-
-def test_the_time_of_corrections_is_part_of_a_search(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[float | None] = []
-
-    def slow(_: object) -> FoundCorrections:
-        time.sleep(0.1)
-        return FoundCorrections()
-
-    def noted(*given: Any, **more: Any) -> Search:
-        search = Search(*given, **more)
-        left.append(search.deadline.left)
-        return search
-
-    monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", slow)
-    monkeypatch.setattr(tuning, "Search", noted)
-    tuned(replace(case, tune=replace(case.tune, minutes=1)))
-    assert left[0] is not None
-    assert left[0] <= 60 - 0.1
 
 
 # ---- a budget for the reference only: full quantization is confirmed beside it ---------------------
