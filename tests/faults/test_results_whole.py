@@ -47,7 +47,7 @@ def test_a_full_disk_does_not_change_the_old_results(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    writer = "cached.shutil.copyfile" if cached else "files.write_scheme"
+    writer = "stored.shutil.copyfile" if cached else "files.write_scheme"
     with monkeypatch.context() as patch:
         patch.setattr(f"qdqspec.app.preparation.{writer}", full)
         with pytest.raises(OutputError, match="No space left") as caught:
