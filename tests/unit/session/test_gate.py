@@ -132,18 +132,6 @@ def test_without_a_baseline_nothing_is_timed_and_the_command_that_writes_it_is_r
     assert in_ci == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
 
 
-def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
-    bench.renew(Machine(seed=1), "new")
-    written = only(bench.renew(Machine(0.5, seed=2)))
-    assert [round(figure.ratio.median, 1) for figure in written.history] == [0.6, 0.5]
-    other = bench.file.with_name("other-device.json")
-    other.write_text(unsigned(bench.file.read_text()).replace("sample-device", "other-device"))
-    found = only(bench.gate(Machine(0.5, seed=3)))
-    assert [figure.device for figure in found.history] == [DEVICE.key] * 2
-    assert found.history[-1].ratio == found.baseline
-    assert [figure.device for figure in found.elsewhere] == ["other-device"]
-
-
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
     """Only the second measurement is judged, for example after a disturbance during the first."""
     bench.renew(Machine(seed=1))

@@ -25,7 +25,6 @@ from qdqspec.graph.save import save_model
 from qdqspec.qdq.edit.insert import insert_qdq
 from qdqspec.qdq.quantize.corrections import weight_key
 from qdqspec.qdq.quantize.quantizer import Quantizer
-from qdqspec.qdq.read.import_qdq import placement_for
 from qdqspec.qdq.read.strip import strip_qdq
 from qdqspec.qdq.scheme.scheme_file import apply_scheme, read_scheme
 from qdqspec.types import Case, Consumer, PatternRules, Placement, QuantizeRules, Site, TuneRules
@@ -225,13 +224,3 @@ def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path)
     onnx.save(quantized.proto, path)
     model = Model(strip_qdq(quantized).proto)
     assert not kept_scales(model, [path], [].append).weights
-
-
-def test_tensors_without_a_match_in_the_model_are_listed_up_to_a_limit() -> None:
-    """The pairs of 35 folded BatchNormalization nodes must not result in 35 warnings."""
-    pair = "q{0} = QuantizeLinear (x{0}, s)  d{0} = DequantizeLinear (q{0}, s)  x{1} = Abs (d{0})\n"
-    nodes = "".join(pair.format(n, n + 1) for n in range(6))
-    quantized = model_of(f"(float[4] x0) => (float[4] x6) <float s = {{0.02}}> {{ {nodes} }}")
-    notes = placement_for(model_of("(float[4] x) => (float[4] y) { y = Relu (x) }"), quantized).notes
-    assert len(notes) == 4
-    assert notes[-1] == "3 more tensors without a place in this model"
