@@ -12,7 +12,7 @@
 `CaseWork.judge` (`work.py`) is the whole pipeline. `find_winner` is its part up to the winner, which comes from the
 cache if that passes its recheck, from a digest, or from a search now: `tune`. `Tuning` prepares a search, up to its
 first build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a
-search step by step; `evidence.compared_runtimes` and `app.upgrade` compare finished searches.
+search step by step; `evidence.timing` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from qdqspec.app.preparation.stored import (
     RAW_MODEL,
     REFERENCE,
     FinishedSearch,
-    LoggedJournal,
     keep,
     make_folder,
     open_journal,
@@ -122,7 +121,14 @@ def tune(
         if known := len(journal.trials()):
             resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
         prepared.keep_corrections(output / CORRECTIONS)
-        tuned = (cover_case if covers(prepared) else tune_case)(prepared, journal)
+        if covers(prepared):
+            tuned = cover_case(prepared, journal)
+        else:
+            with Tuning(prepared, journal) as tuning:
+                # propose, rehearse, build, race; each trial is in the journal before the next one begins
+                tuning.search.run()
+                tuning.repair()  # candidates that just missed the SQNR limit
+                tuned = finish(tuning)  # finalists, built anew and timed together
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
             write_patterns(prepared, tuned.result, tuned.intervals, output / PATTERNS)
@@ -137,14 +143,6 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
-
-
-def tune_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
-    """The whole search of a case: each trial is in the journal before the next one begins."""
-    with Tuning(prepared, journal) as tuning:
-        tuning.search.run()  # propose, rehearse, build, race; tell the strategy
-        tuning.repair()  # candidates that just missed the SQNR limit
-        return finish(tuning)  # finalists, built anew and timed together
 
 
 def finish(tuning: Tuning) -> Tuned:

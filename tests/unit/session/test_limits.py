@@ -16,7 +16,7 @@ from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.session import Session
-from qdqspec.types import AccuracyRules, Case, Inputs, RunRecord, SearchResult, TuneRules
+from qdqspec.types import Case, Inputs, RunRecord, SearchResult, TuneRules
 
 QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001", "fake.integer=0.8")
 
@@ -133,19 +133,3 @@ def test_the_sqnr_of_full_quantization_without_a_trial_is_measured_before_select
     assert "; the search ended at its limit of 1 build, before it was done" in result.reason
     missed = result.reason.startswith("1 faster candidate misses the SQNR limit of 90 dB by ")
     assert missed == unchanged
-
-
-def test_full_quantization_without_a_trial_is_scored_before_selection(short: Case) -> None:
-    scores: list[float] = []
-
-    def mine(outputs: Any, labels: Any) -> float:
-        """A metric of 1 for the float model and 0 for all others."""
-        scores.append(0.0 if scores else 1.0)
-        return scores[-1]
-
-    asked = replace(short, tune=replace(short.tune, accuracy=AccuracyRules(metric="mine", min=0.5)))
-    result, confirmed = searched(asked, metrics={"mine": mine})
-    assert confirmed["everything"]["ratio"] < 0.95
-    assert confirmed["everything"]["accuracy"] == 0.0
-    assert result.unchanged
-    assert len(scores) == 2
