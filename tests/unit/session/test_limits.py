@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from arrays import arrays_of
 
-from qdqspec._core.registry import names
 from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.report.tables import summary_table
@@ -95,9 +94,8 @@ def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str
     return result, {line["role"]: line for line in lines if line["phase"] == "confirm"}
 
 
-@pytest.mark.parametrize("strategy", names("strategy"))
-def test_full_quantization_is_confirmed_and_selected_if_proved(short: Case, strategy: str) -> None:
-    result, confirmed = searched(replace(short, tune=replace(short.tune, strategy=strategy)))
+def test_full_quantization_is_confirmed_and_selected_if_proved(short: Case) -> None:
+    result, confirmed = searched(short)
     assert [trial.placement.sites for trial in result.trials if trial.phase != "confirm"] == [frozenset()]
     assert confirmed.keys() == {"reference", "winner", "everything"}
     assert confirmed["everything"]["ratio"] < 0.95

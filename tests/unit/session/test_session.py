@@ -101,6 +101,22 @@ def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
 
 
+def test_two_searches_with_one_seed_have_the_same_journal(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    """The times of builds differ, and the digests of lines, which contain them."""
+    case, journals = replace(case, tune=replace(case.tune, trials=9)), []
+    for name in ("first", "second"):
+        words = {"fake.fail_rate": "0.2", "fake.seed": "5"}
+        session = open_session(words, output=tmp_path / name, no_cache=True, seed=3)
+        session.search(case)
+        changing = ("build_seconds", "sum")
+        journals.append(
+            [{k: v for k, v in line.items() if k not in changing} for line in lines(session.output(case))]
+        )
+    assert journals[0] == journals[1]
+
+
 # ---- cache --------------------------------------------------------------------------------------
 
 
