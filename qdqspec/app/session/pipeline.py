@@ -71,8 +71,6 @@ from qdqspec.types import (
 )
 
 Outcome: TypeAlias = Literal["faster", "inconclusive", "slower", "broken", "inaccurate"]
-FIRST_BUILDS, FIRST_ROUNDS = 2, 12
-SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
 
 def find_winner(
@@ -339,7 +337,7 @@ def measure_winner(
     """Time reference and selected model from fresh builds; raises `BackendError` if the latter does not run."""
     if kept.model is None:
         given = require_path(prepared.given)
-        return time_tuned(prepared, given, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+        return time_tuned(prepared, given, builds=2, rounds=12)  # of one model with itself
     measured = time_tuned(prepared, kept.model, builds, rounds)
     if "tuned" not in measured.samples:
         raise BackendError(
@@ -423,15 +421,18 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
     return FinishedSearch(result=result, folder=folder)
 
 
-def _time_again(prepared: Prepared, tuned: Path) -> tuple[Outcome, LatencyEvidence, str]:
+def _time_again(
+    prepared: Prepared, tuned: Path, measurements: tuple[tuple[int, int], ...] = ((2, 12), (4, 48))
+) -> tuple[Outcome, LatencyEvidence, str]:
     """Measure a cached winner, twice if needed: the outcome, the last measurement, and the finding in words.
 
     A slow period of a noisy machine must not start a search that takes minutes. So a winner is ``slower`` only if two
-    measurements from fresh builds prove that it gains less than ``min_gain``, the second with more builds and rounds.
-    It is ``faster`` if one of them proves that it gains more, and ``broken`` if it cannot be built and run any more.
+    measurements from fresh builds prove that it gains less than ``min_gain``. It is ``faster`` if one of them proves
+    that it gains more, and ``broken`` if it cannot be built and run any more. ``measurements`` are their builds and
+    rounds: more take longer, and leave fewer winners undecided.
     """
     below, min_gain = [], prepared.case.tune.min_gain
-    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+    for builds, rounds in measurements:
         latency = time_tuned(prepared, tuned, builds, rounds)
         if "tuned" not in latency.samples:
             finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"

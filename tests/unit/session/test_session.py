@@ -26,7 +26,6 @@ from written_cases import check_of
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
-from qdqspec.app.session.pipeline import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.launch import close_idle
@@ -220,7 +219,7 @@ def with_tuned(session: Session, *scales: float) -> Session:
         if not scales:
             raise BackendError("no kernel")
         number = next(built)
-        measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
+        measurement = (number >= 2) + (number >= 2 + 4)  # builds of the first and the second one
         chosen = str(scales[min(measurement, len(scales) - 1)])
         return replace(options, extra={**options.extra, "fake.scale": chosen})
 
