@@ -24,8 +24,8 @@ from real_data import RealModel, find_models
 from tabulate import tabulate
 
 from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject
-from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.correcting import judged_placements
+from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.app.session import Session
 from qdqspec.types import Case, Inputs, QuantizeRules
 

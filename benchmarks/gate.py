@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from qdqspec.app.session.gate import (
+from qdqspec.app.evidence.regression import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
     FIRST_BUILDS,

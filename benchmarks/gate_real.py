@@ -17,8 +17,8 @@ import onnx
 from gate import ROLES, baseline_of, gate_once, outcome_of
 from onnx import TensorProto, helper
 
+from qdqspec.app.evidence.regression import CLOSE_BUILDS
 from qdqspec.app.session import Session
-from qdqspec.app.session.gate import CLOSE_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.checks.baselines import Entry

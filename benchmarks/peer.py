@@ -37,9 +37,9 @@ from tabulate import tabulate
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.config import Settings
+from qdqspec.app.evidence.timing import time_files
 from qdqspec.app.preparation.files import write_placement
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.timing import time_files
 from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model

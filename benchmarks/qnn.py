@@ -30,7 +30,7 @@ from tabulate import tabulate
 
 import qdqspec
 from qdqspec.accuracy.compare import compare_outputs
-from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC, unfused
+from qdqspec.app.preparation.runtimes import ARITHMETIC, unfused
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.graph.model import load_model

@@ -24,8 +24,8 @@ from tabulate import tabulate
 from qdqspec.accuracy.evaluator import SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities
 from qdqspec.accuracy.switches import sites_of
-from qdqspec.app.preparation.auxiliary_runs import unfused
 from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.runtimes import unfused
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

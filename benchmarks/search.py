@@ -36,8 +36,8 @@ from tabulate import tabulate
 
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import is_spec, load_cases
+from qdqspec.app.evidence.timing import clock_for
 from qdqspec.app.session import Session
-from qdqspec.app.session.tuning import clock_for
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends.isolation.isolated import IsolatedEngine
 from qdqspec.timing.bench import Bench

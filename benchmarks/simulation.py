@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.config import Settings
-from qdqspec.app.preparation.build_logs import open_journal
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.session.outcome import Tuned, finish
-from qdqspec.app.session.tuning import Tuning
+from qdqspec.app.preparation.runtimes import Resources
+from qdqspec.app.preparation.stored import open_journal
+from qdqspec.app.session.pipeline import finish
+from qdqspec.app.session.tuning import Tuned, Tuning
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine

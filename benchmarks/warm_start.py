@@ -31,9 +31,9 @@ import simulation
 from tabulate import tabulate
 
 from qdqspec._core.config import Settings
-from qdqspec.app.preparation.cached import PATTERNS
+from qdqspec.app.evidence.timing import time_files
 from qdqspec.app.preparation.files import write_patterns
-from qdqspec.app.preparation.timing import time_files
+from qdqspec.app.preparation.stored import PATTERNS
 from qdqspec.app.session import Session
 from qdqspec.app.session.work import CaseWork
 from qdqspec.graph.storage import save_model

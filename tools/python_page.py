@@ -13,7 +13,7 @@ from types import FunctionType
 import qdqspec
 from qdqspec import errors, types
 from qdqspec.app.plugin import fixtures, hookspecs
-from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.runtimes import Resources
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
 _MADE = {

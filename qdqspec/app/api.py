@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
 from qdqspec.accuracy.given_data import GivenFiles, is_model
-from qdqspec.app.evidence.culprits import MOST
-from qdqspec.app.preparation.timing import time_tuned
+from qdqspec.app.evidence.parity import MOST
+from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.report.compare import Comparison, compare_runs
 from qdqspec.app.report.record import read_record
 from qdqspec.app.report.write import write_reports, write_results

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
-from qdqspec.app.evidence.compared_runtimes import TimedFile, time_across
+from qdqspec.app.evidence.timing import TimedFile, time_across
 from qdqspec.backends.base import Array
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.errors import BackendError

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.app.preparation.cached import JOURNAL
+from qdqspec.app.preparation.stored import JOURNAL
 from qdqspec.errors import OutputError
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
@@ -46,7 +46,7 @@ def test_a_full_disk_does_not_change_the_old_results(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    writer = "cached.shutil.copyfile" if cached else "files.write_scheme"
+    writer = "stored.shutil.copyfile" if cached else "files.write_scheme"
     with monkeypatch.context() as patch:
         patch.setattr(f"qdqspec.app.preparation.{writer}", full)
         with pytest.raises(OutputError, match="No space left") as caught:

@@ -13,7 +13,7 @@ from architectures import architectures
 
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt_rtx.compiler import compute_capability

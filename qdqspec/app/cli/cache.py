@@ -98,7 +98,7 @@ def _list(arguments: argparse.Namespace, store: Store) -> int:
 
 
 def _row(entry: StoreEntry) -> dict[str, Any]:
-    from qdqspec.app.preparation.cached import NODES, about
+    from qdqspec.app.preparation.stored import NODES, about
 
     return {
         "key": entry.folder.name,

@@ -80,7 +80,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
     from qdqspec._core.records import to_data
-    from qdqspec.app.evidence.compared_runtimes import compare_runtimes, models_of
+    from qdqspec.app.evidence.timing import compare_runtimes, models_of
     from qdqspec.app.report.runtimes import comparison_text
     from qdqspec.app.session import Session
 

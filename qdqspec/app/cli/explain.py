@@ -217,7 +217,7 @@ def _engines_of_run(
     profile both models, they are profiled now. If candidates were converted to another float type, no trial is the
     reference.
     """
-    from qdqspec.app.evidence.kernels import engine_of
+    from qdqspec.app.evidence.builds import engine_of
 
     search, latency = found.search, found.latency
     profiled: dict[str, Trial] = {}
@@ -355,7 +355,7 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 
 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
-    from qdqspec.app.preparation.timing import profile_models
+    from qdqspec.app.evidence.timing import profile_models
     from qdqspec.backends.base import BuildOptions
     from qdqspec.backends.isolation.isolated import Isolated
     from qdqspec.graph.model import load_model
@@ -388,7 +388,7 @@ def _differing(
     found: DefinitionEvidence | None, settings: Settings, model: str, data: str
 ) -> tuple[str, ...]:
     """A note on a model that the backend computes otherwise than ONNX defines it."""
-    from qdqspec.app.preparation.auxiliary_runs import difference_text
+    from qdqspec.app.preparation.runtimes import difference_text
 
     if found is None or found.holds:
         return ()
@@ -415,7 +415,7 @@ def _quantized(model: Model) -> frozenset[str]:
 
 def explain_culprits(arguments: argparse.Namespace) -> int:
     """Rank the pairs and print them."""
-    from qdqspec.app.evidence.culprits import culprits_of
+    from qdqspec.app.evidence.parity import culprits_of
     from qdqspec.app.report.culprits import culprits_json, culprits_text
     from qdqspec.app.session import Session
 

@@ -323,7 +323,7 @@ def lint(arguments: argparse.Namespace) -> int:
     """List nodes that a target rejects or runs slowly. The runtime of the target loads the model if it is installed
     here. Exits 1 if the target rejects one.
     """
-    from qdqspec.app.preparation.loading import lint_and_load
+    from qdqspec.app.evidence.builds import lint_and_load
     from qdqspec.backends.base import BuildOptions
     from qdqspec.qdq.lint.rules import findings_to_json, render_findings
 

@@ -65,7 +65,8 @@ def reduce(arguments: argparse.Namespace) -> int:
 def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
     from qdqspec._core.files import TemporaryFolder
-    from qdqspec.app.preparation.files import make_folder, write_placement
+    from qdqspec.app.preparation.files import write_placement
+    from qdqspec.app.preparation.stored import make_folder
     from qdqspec.app.reduce import reduce_model
     from qdqspec.graph.model import load_model
 

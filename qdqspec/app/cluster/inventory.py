@@ -11,7 +11,7 @@ from qdqspec import __version__
 from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec._core.records import from_data
-from qdqspec.app.preparation.resources import resources_of
+from qdqspec.app.preparation.runtimes import resources_of
 from qdqspec.errors import QdqspecError
 
 ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk space among its metrics

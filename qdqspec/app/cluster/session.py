@@ -23,8 +23,7 @@ from qdqspec.app.cluster.case_process import Answer
 from qdqspec.app.cluster.client import Cluster
 from qdqspec.app.cluster.inventory import Device
 from qdqspec.app.cluster.request import CACHE, OUTPUT, Package, pack
-from qdqspec.app.preparation.build_logs import HEADER
-from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL, about
+from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, about
 from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.session import case_key

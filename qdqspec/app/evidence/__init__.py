@@ -1,1 +1,1 @@
-"""What checks judge of a finished search: measured times, parity, culprits, kernels, other runtimes."""
+"""What checks judge of a finished search: times, parity and culprits, builds and their kernels, baselines, inputs."""

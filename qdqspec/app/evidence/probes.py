@@ -30,10 +30,11 @@ from qdqspec.accuracy.compare import OutputComparison, SampleOutputs, Typical, c
 from qdqspec.accuracy.shapes import InputResult, Span, input_domains, spans_of
 from qdqspec.accuracy.sources import npz_bytes, read_beside, read_members
 from qdqspec.app.evidence.parity import SideBySide, both_models
-from qdqspec.app.preparation.cached import MODEL
 from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.stored import MODEL, REFERENCE
 from qdqspec.checks.base import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
+from qdqspec.graph.given import OwnCopy
 from qdqspec.graph.model import require_path
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
@@ -65,8 +66,10 @@ class Prober:
             expected = self._models.reference(feeds)
         except BackendError:
             return None
-        if any(self._is_odd(name, values) for name, values in expected.items()):
-            return None
+        for name, values in expected.items():  # NaN or infinity in an output that never holds it on the data
+            is_finite = self._typical.get(name, Typical()).finite and np.issubdtype(values.dtype, np.floating)
+            if is_finite and not np.isfinite(values).all():
+                return None
         try:
             seen = self._models.tuned(feeds)
         except BackendError as error:
@@ -96,45 +99,29 @@ class Prober:
     def _broken(self, outputs: tuple[TensorParity, ...]) -> tuple[str, ...]:
         return () if self._params is None else self._params.broken_by(outputs)
 
-    def _is_odd(self, name: str, values: Array) -> bool:
-        """Whether an output holds NaN or infinity, and never does on the data."""
-        if not self._typical.get(name, Typical()).finite or not np.issubdtype(values.dtype, np.floating):
-            return False
-        return not bool(np.isfinite(values).all())
-
 
 def _stopped(error: BackendError) -> str:
     return f"the tuned model does not run on it: {error.what}"
 
 
-def search_input(prepared: Prepared, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
-    """Search for an input that breaks the limits; the smallest one is written to a file, which is removed before."""
-    file = prepared.output / FOLDER / f"{check_id}.npz"
-    file.unlink(missing_ok=True)
-    if tuned == require_path(prepared.given):
-        return ParitySearch(missing="the model is unchanged")
-    with both_models(prepared, tuned) as models:
-        try:
-            return _search(prepared, tuned, request, models, file)
-        except BackendError as error:
-            return ParitySearch(missing=error.what)
-
-
-def _search(
+def search_input(
     prepared: Prepared,
     tuned: Path,
     request: InputRequest,
-    models: SideBySide,
-    file: Path,
+    check_id: str,
     *,
     samples: int = 8,
     seen: int = 1000,
 ) -> ParitySearch:
-    """Run the search, save the input found, and return the evidence.
+    """Search for an input that breaks the limits; the smallest one is written to a file, which is removed before.
 
     The search starts from ``samples`` inputs of the data, which are run first: more samples vary the inputs more. The
     ranges of the first ``seen`` inputs of the data bound the values: more inputs take longer to read.
     """
+    file = prepared.output / FOLDER / f"{check_id}.npz"
+    file.unlink(missing_ok=True)
+    if tuned == require_path(prepared.given):
+        return ParitySearch(missing="the model is unchanged")
     # loads Hypothesis, which few cases need
     from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
 
@@ -149,47 +136,52 @@ def _search(
         values={name: Span(*bounds) for name, bounds in request.values.items()},
         beyond=request.beyond,
     )
-
-    typical = typical_of(models.reference(start) for start in starts)
-    prober = Prober(models, request.limits, typical)
-    limits = request.seconds, prepared.resources.seconds_left()
-    found = search_inputs(
-        drawn_inputs(domains, starts),
-        lambda drawn: prober.attempt(_feeds(drawn)),
-        examples=request.examples,
-        seconds=min(limit for limit in limits if limit is not None),
-        seed_number=prepared.settings.seed,
-    )
-    probe = None
-    if (smallest := found.smallest) is not None:
-        feeds = _feeds(smallest)
-        inputs = tuple(
-            TriedInput(
-                name=domain.name,
-                dtype=str(domain.dtype),
-                shape=feeds[domain.name].shape,
-                words=smallest[domain.name].words,
-                low=bounds.low,
-                high=bounds.high,
-                known_low=domain.known.low,
-                known_high=domain.known.high,
+    with both_models(prepared, tuned) as models:
+        try:
+            typical = typical_of(models.reference(start) for start in starts)
+            prober = Prober(models, request.limits, typical)
+            limits = request.seconds, prepared.resources.seconds_left()
+            found = search_inputs(
+                drawn_inputs(domains, starts),
+                lambda drawn: prober.attempt(_feeds(drawn)),
+                examples=request.examples,
+                seconds=min(limit for limit in limits if limit is not None),
+                seed_number=prepared.settings.seed,
             )
-            for domain, bounds in zip(domains, spans_of([feeds]).values(), strict=True)
-        )
-        write_probe(file, SavedProbe(feeds=feeds, params=request.limits, typical=typical, inputs=inputs))
-        command = _command(prepared, tuned, file)
-        with suppress(BackendError):  # it may be the tuned model that does not run on it
-            again = save_replay(prepared, tuned, request.limits, file.stem, feeds, models.run(feeds))
-            command = "\n".join(filter(None, (command, again)))
-        probe = prober.probe(feeds, inputs, file=_shown(file), command=command)
-    return ParitySearch(
-        tried=found.tried,
-        seconds=found.seconds,
-        late=found.late,
-        closest_db=prober.closest_db,
-        found=probe,
-        missing="" if found.tried else "the float model runs on none of the inputs",
-    )
+            probe = None
+            if (smallest := found.smallest) is not None:
+                feeds = _feeds(smallest)
+                inputs = tuple(
+                    TriedInput(
+                        name=domain.name,
+                        dtype=str(domain.dtype),
+                        shape=feeds[domain.name].shape,
+                        words=smallest[domain.name].words,
+                        low=bounds.low,
+                        high=bounds.high,
+                        known_low=domain.known.low,
+                        known_high=domain.known.high,
+                    )
+                    for domain, bounds in zip(domains, spans_of([feeds]).values(), strict=True)
+                )
+                write_probe(
+                    file, SavedProbe(feeds=feeds, params=request.limits, typical=typical, inputs=inputs)
+                )
+                command = _command(prepared, tuned, file)
+                with suppress(BackendError):  # it may be the tuned model that does not run on it
+                    again = save_replay(prepared, tuned, request.limits, file.stem, feeds, models.run(feeds))
+                    command = "\n".join(filter(None, (command, again)))
+                probe = prober.probe(feeds, inputs, file=_shown(file), command=command)
+            return ParitySearch(
+                tried=found.tried,
+                seconds=found.seconds,
+                late=found.late,
+                closest_db=prober.closest_db,
+                found=probe,
+                missing="" if found.tried else "the float model runs on none of the inputs",
+            )
+        except BackendError as error:
+            return ParitySearch(missing=error.what)
 
 
 def _feeds(drawn: Drawn) -> dict[str, Array]:
@@ -201,7 +193,10 @@ def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
     beside = prepared.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [_shown(prepared.reference), _shown(tuned)]
+    reference = require_path(prepared.given)
+    if isinstance(prepared.given, OwnCopy):  # which the session removes
+        reference = prepared.output / REFERENCE
+    models = [_shown(reference), _shown(tuned)]
     settings = prepared.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]
@@ -314,21 +309,11 @@ def save_replay(
     options = limits.polygraphy_words(comparison.results())
     if not options:
         return ""
-    folder = prepared.output / FOLDER / check_id
-    _write_replay(folder, feed, outputs)
-    compared = [["--load-outputs", _shown(folder / FLOAT), _shown(folder / TUNED), *options]]
-    runner = hooks.declaration_of(prepared.backend.name).polygraphy
-    given, made = _shown(folder / INPUTS), _shown(folder / TUNED)
-    ran = [[_shown(tuned), *runner, "--load-inputs", given, "--save-outputs", made]] if runner else []
-    return "\n".join(shlex.join(["polygraphy", "run", *command]) for command in [*ran, *compared])
-
-
-def _write_replay(folder: Path, feed: Feed, outputs: SampleOutputs) -> None:
-    """Write the files ``inputs.json``, ``float.json`` and ``tuned.json``."""
     from polygraphy.comparator import RunResults
     from polygraphy.json import save_json
     from polygraphy.logger import G_LOGGER
 
+    folder = prepared.output / FOLDER / check_id
     folder.mkdir(parents=True, exist_ok=True)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         save_json([dict(feed)], str(folder / INPUTS))
@@ -336,6 +321,11 @@ def _write_replay(folder: Path, feed: Feed, outputs: SampleOutputs) -> None:
             results = RunResults()
             results.add([dict(arrays)], runner_name=file.removesuffix(".json"))
             results.save(str(folder / file))
+    compared = [["--load-outputs", _shown(folder / FLOAT), _shown(folder / TUNED), *options]]
+    runner = hooks.declaration_of(prepared.backend.name).polygraphy
+    given, made = _shown(folder / INPUTS), _shown(folder / TUNED)
+    ran = [[_shown(tuned), *runner, "--load-inputs", given, "--save-outputs", made]] if runner else []
+    return "\n".join(shlex.join(["polygraphy", "run", *command]) for command in [*ran, *compared])
 
 
 def _shown(path: Path) -> str:

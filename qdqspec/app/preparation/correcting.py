@@ -33,7 +33,7 @@ from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
-from qdqspec.app.preparation.auxiliary_runs import open_observer, reference_runtime
+from qdqspec.app.preparation.runtimes import open_observer, reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.calibrate import calibrate_with
@@ -42,7 +42,7 @@ from qdqspec.qdq.equalize import equalized
 from qdqspec.qdq.quantizer import Quantizer, WeightKey
 from qdqspec.qdq.scales import along
 from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.types import Case, Placement, Site
+from qdqspec.types import Placement, Site
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -115,7 +115,6 @@ def find_case_corrections(
     """
     case, tune, rules = prepared.case, prepared.case.tune, prepared.case.quantize
     able = rules.allowed_corrections and prepared.capabilities.computes and prepared.space.units
-    enough_db = _enough_db(case, margin_db)
     if not able or prepared.calibration is None:
         return FoundCorrections()
     samples = len(prepared.calibration)
@@ -123,6 +122,10 @@ def find_case_corrections(
         prepared.note_once(
             f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
         )
+    # corrections are sought for any SQNR if accuracy limits the search otherwise, or they are asked for by name
+    least_db, enough_db = tune.limits.min_sqnr_db, math.inf
+    if tune.accuracy is None and tune.objective != "pareto" and rules.corrections == "auto":
+        enough_db = -math.inf if least_db is None else least_db + margin_db
     if samples < MIN_SAMPLES or enough_db == -math.inf:
         return FoundCorrections()
     given = () if case.inputs.scales is None else NEED_RANGES
@@ -159,18 +162,6 @@ def find_case_corrections(
     for name, reason in found.failures.items():
         prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
     return found
-
-
-def _enough_db(case: Case, margin_db: float) -> float:
-    """The SQNR of everything quantized with which no correction is needed.
-
-    Any, unless accuracy limits the search or is its objective, or corrections are asked for by name.
-    """
-    needs_all = case.tune.accuracy is not None or case.tune.objective == "pareto"
-    if needs_all or case.quantize.corrections != "auto":
-        return math.inf
-    least_db = case.tune.limits.min_sqnr_db
-    return -math.inf if least_db is None else least_db + margin_db
 
 
 def _ranges(prepared: Prepared, model: Model, even: bool) -> Mapping[str, Ranges]:

@@ -1,17 +1,22 @@
-"""The files of a result: put into their folder all at once, and never over files of the user."""
+"""Model files of a case: candidates that are built, and results."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from qdqspec._core import hooks
 from qdqspec._core.files import RESULT, explained, partial_folder
-from qdqspec.app.preparation.cached import (
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.runtimes import write_half
+from qdqspec.app.preparation.stored import (
     FLOAT32_FILE,
     FRONT,
     JOURNAL,
@@ -23,20 +28,136 @@ from qdqspec.app.preparation.cached import (
     SCHEME,
     FinishedSearch,
     copy_results,
+    make_folder,
     table_of,
 )
-from qdqspec.app.preparation.candidates import copy_model
-from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.errors import OutputError
+from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
 from qdqspec.graph.model import Model, require_path
+from qdqspec.graph.ops import has_floats
 from qdqspec.graph.storage import LARGE, WeightStore, refuse_overwriting, save_model, write_text
 from qdqspec.qdq.equalize import branches_of, equalized
+from qdqspec.qdq.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.insert import Inserter
 from qdqspec.qdq.pattern_cache import gather, write_cache
 from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.search.strategies.region import best_by_pattern
-from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
+from qdqspec.timing.race import Load
+from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placement, SearchResult, Trial
+
+Nodes = tuple[str, ...]
+_HALF = "float16"  # a role
+_HALF_FILE = "reference_float16.onnx"
+
+
+class CandidateFiles:
+    """Writes placements of a case as files to one folder: whole models, and parts. Weights are written once."""
+
+    def __init__(self, prepared: Prepared, folder: Path) -> None:
+        self._prepared, self._folder = prepared, folder
+        self._store = WeightStore(folder, base=require_path(prepared.given).parent)
+        self._inserter = Inserter(prepared.model, prepared.numbers, store=self._store)
+        self._plain = plain_file(prepared, folder)
+        self._last: tuple[Nodes, Excerpt, Inserter, Load] | None = None
+
+    def whole(self, placement: Placement) -> Path:
+        """The file of a placement; without pairs that of the model to compare with, or the user's quantized model."""
+        if not placement.sites:
+            return self._plain
+        if placement.given and self._prepared.quantized is not None:
+            return require_path(self._prepared.quantized.quantized)
+        path = self._folder / f"{placement.digest}.onnx"
+        if not path.exists():
+            save_model(self._inserter.insert(self._prepared.space.permitted(placement)).proto, path)
+        return path
+
+    def part(self, placement: Placement, nodes: Nodes) -> tuple[Path, Load]:
+        """The file of a part with the pairs of a placement in it, and inputs for it of the first shape profile.
+
+        Raises `BackendError` if it cannot be built in isolation, and `PlacementError` for pairs that the spec forbids.
+        """
+        prepared = self._prepared
+        prepared.space.permitted(placement)
+        digest = hashlib.sha256("\n".join(nodes).encode()).hexdigest()[:12]
+        path = self._folder / f"part-{digest}-{placement.digest}.onnx"
+        try:
+            if self._last is None or self._last[0] != nodes:
+                first, tensors = prepared.loads[0], list(self._excerpts.inputs(nodes))
+                (values,) = prepared.values_of(prepared.model, tensors, [first.feeds])
+                if missing := [tensor for tensor in tensors if tensor not in values]:
+                    raise BackendError(f"no run of the model returns '{missing[0]}'")
+                excerpt = self._excerpts.cut(nodes, values)
+                load = replace(first, feeds={name: values[name] for name in excerpt.inputs}, share=1.0)
+                inserter = Inserter(excerpt.model, prepared.numbers, store=self._store)
+                self._last = nodes, excerpt, inserter, load
+            _, excerpt, inserter, load = self._last
+            if not path.exists():
+                save_model(inserter.insert(excerpt.restricted(placement)).proto, path)
+        except (ModelError, PlacementError) as error:
+            raise BackendError(f"these nodes cannot be built alone: {error.what}") from None
+        return path, load
+
+    @cached_property
+    def _excerpts(self) -> Excerpts:
+        prepared = self._prepared
+        return Excerpts(prepared.model, prepared.shapes, require_path(prepared.given))
+
+
+def plain_file(prepared: Prepared, folder: Path) -> Path:
+    """The file of a candidate without pairs: the user's model, or its copy in float32, written to a folder."""
+    if not prepared.is_converted:
+        return require_path(prepared.given)
+    return copy_model(prepared.base, folder / FLOAT32_FILE)
+
+
+def copy_model(model: Model, path: Path) -> Path:
+    """Write a model to another file."""
+    own = require_path(model)
+    save_model(model.proto, path, inputs=[own], base=own.parent)
+    return path
+
+
+def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
+    """The model in float16, written to a folder, by its role; empty if not requested or without floats.
+
+    Inputs and outputs keep their types, so that all roles have the same inputs. Outputs are not compared: a model whose
+    values exceed the range of float16 has to be converted with data (AutoCast of Model-Optimizer does so).
+    """
+    given, asked, able = prepared.given, prepared.case.tune.float16, prepared.capabilities.computes_in_half
+    if not (able if asked is None else asked) or not has_floats(given):
+        return {}
+    if not able:
+        prepared.note_once(
+            "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
+        )
+    try:
+        return {_HALF: write_half(given, folder / _HALF_FILE, prepared.backend.name, keep_io=True)}
+    except ModelError as error:
+        prepared.note_once(f"no float16 reference: {error.what}")
+        return {}
+
+
+def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
+    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
+    if why := latency.failures.get(_HALF):
+        prepared.note_once(f"the float16 reference did not run: {why}")
+    tuned = latency.tested.get("tuned")
+    faster = {
+        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
+        for role in (_HALF, FLOAT32)
+        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
+    }
+    if tuned and _HALF in faster:
+        prepared.note_once(
+            f"the model in float16 is faster than the tuned one: {faster[_HALF]}, and the tuned one "
+            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
+        )
+    if FLOAT32 in faster:
+        prepared.note_once(
+            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
+            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
+        )
+
 
 _CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
 
@@ -190,12 +311,6 @@ def _layer_rows(result: SearchResult) -> Iterator[list[str]]:
             yield [*what, *places, str(layer.boundary).lower(), str(layer.integer).lower()]
 
 
-def make_folder(folder: Path) -> None:
-    """Create the folder if it is missing; raises `OutputError` on failure."""
-    with explained("the folder", folder, _CURE):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 @contextmanager
 def staged(folder: Path, given: Model) -> Iterator[Path]:
     """A folder to write results to; all are moved to ``folder`` together at the end, unless an error occurs.
@@ -207,7 +322,18 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
     try:
         with explained("the results", folder, _CURE), partial_folder(folder) as stage:
             yield stage
-            _move_out(stage, folder, given)
+            files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
+            refuse_own(folder, files, given)
+            (folder / RESULT).unlink(missing_ok=True)
+            for models in (folder / FRONT, folder / REGIONS):
+                _remove_models(models, given)
+            for name in files:  # a model must never be read with the weights of another one
+                if _weights_of(folder / name).exists():
+                    (folder / name).unlink(missing_ok=True)
+                    _weights_of(folder / name).unlink()
+            for name in sorted(files, key=lambda name: name.suffix != ".data"):
+                (folder / name.parent).mkdir(exist_ok=True)
+                (stage / name).replace(folder / name)
     except OutputError as error:
         hidden = Path(error.where or folder)
         where = folder / hidden.name if folder in hidden.parents else hidden
@@ -220,21 +346,6 @@ def refuse_own(folder: Path, names: Iterable[Path | str], given: Model) -> None:
     for name in names:
         refuse_overwriting(folder / name, own)
         refuse_overwriting(_weights_of(folder / name), own)
-
-
-def _move_out(stage: Path, folder: Path, given: Model) -> None:
-    files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
-    refuse_own(folder, files, given)
-    (folder / RESULT).unlink(missing_ok=True)
-    for models in (folder / FRONT, folder / REGIONS):
-        _remove_models(models, given)
-    for name in files:  # a model must never be read with the weights of another one
-        if _weights_of(folder / name).exists():
-            (folder / name).unlink(missing_ok=True)
-            _weights_of(folder / name).unlink()
-    for name in sorted(files, key=lambda name: name.suffix != ".data"):
-        (folder / name.parent).mkdir(exist_ok=True)
-        (stage / name).replace(folder / name)
 
 
 def _remove_models(folder: Path, given: Model) -> None:

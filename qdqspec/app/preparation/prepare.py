@@ -30,16 +30,6 @@ from qdqspec.accuracy.shapes import (
     shape_profiles,
     shapes_text,
 )
-from qdqspec.app.preparation.auxiliary_runs import (
-    Definition,
-    compared_with_definition,
-    definition_warning,
-    difference_text,
-    open_observer,
-    runner,
-)
-from qdqspec.app.preparation.builds import Groups, fused_groups
-from qdqspec.app.preparation.cached import REFERENCE, header_of, search_key
 from qdqspec.app.preparation.correcting import (
     find_case_corrections,
     find_sum_limits,
@@ -48,22 +38,25 @@ from qdqspec.app.preparation.correcting import (
     scaled_branches,
     without_overflows,
 )
-from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.runtimes import (
+    Definition,
+    Groups,
+    Resources,
+    compared_with_definition,
+    definition_warning,
+    difference_text,
+    fused_groups,
+    open_observer,
+    runner,
+)
 from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
+from qdqspec.app.preparation.stored import header_of, search_key
 from qdqspec.backends.base import Capabilities, Engine
 from qdqspec.errors import PatternError, QdqspecError
 from qdqspec.graph.conversion import computes_in_float16, with_integer_kernels, with_types
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.given import (
-    OwnCopy,
-    cautions,
-    digests_of,
-    fixed_in,
-    given_model,
-    unconfirmed_outputs,
-    with_true_outputs,
-)
+from qdqspec.graph.given import cautions, digests_of, given_model, unconfirmed_outputs, with_true_outputs
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
@@ -92,7 +85,15 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
     prepared = Prepared(case, given, replace(resources, options=options), output)
-    true = _with_true_outputs(prepared)
+    if resources.settings.mode == "plan" or not unconfirmed_outputs(given):
+        return prepared
+    if not prepared.capabilities.enforces_output_shapes:
+        return prepared
+    try:  # the shapes that a run has, where the model declares others
+        with closing(prepared.backend.build(require_path(given), prepared.options)) as engine:
+            true = with_true_outputs(given, engine.run(prepared.sample))
+    except QdqspecError:  # raised again when the model is run for its results
+        return prepared
     return prepared if true is given else Prepared(case, true, prepared.resources, output)
 
 
@@ -100,20 +101,6 @@ def output_of(case: Case, resources: Resources) -> Path:
     """The output folder of a case; it is only looked up in mode ``plan``, which writes nothing."""
     settings = resources.settings
     return (find_folder if settings.mode == "plan" else claim_folder)(settings, case)
-
-
-def _with_true_outputs(prepared: Prepared) -> Model:
-    """The model, with the shapes of a run where it declares others, if the backend refuses these."""
-    model = prepared.given
-    if prepared.settings.mode == "plan" or not unconfirmed_outputs(model):
-        return model
-    if not prepared.capabilities.enforces_output_shapes:
-        return model
-    try:
-        with closing(prepared.backend.build(require_path(model), prepared.options)) as engine:
-            return with_true_outputs(model, engine.run(prepared.sample))
-    except QdqspecError:  # raised again when the model is run for its results
-        return model
 
 
 class Prepared:
@@ -249,16 +236,6 @@ class Prepared:
         """The digests of the nodes of the model as given: with its pairs, if it is tuned from its float form."""
         return digests_of(self.given if self.quantized is None else self.quantized.quantized)
 
-    @property
-    def fixed(self) -> Mapping[str, Array]:
-        """Inputs with a fixed value, which the user's own model is fed in addition to the data if it is compared."""
-        return {} if self.quantized else fixed_in(self.given)
-
-    @property
-    def reference(self) -> Path:
-        """A file of the reference that outlives the session: the user's, or the copy among the results."""
-        return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
-
     key = cached_property(search_key)
     journal_header = cached_property(header_of)
 
@@ -300,7 +277,16 @@ class Prepared:
         require_matches(self.folded, self.case.patterns)
         for pattern in unmatched(self.folded, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
-        self._warn_formats()
+        rules, able = self.case.quantize, self.capabilities
+        chosen = [choice.format for choice in format_choices(rules, able)]
+        for name in rules.formats if len(rules.formats) > 1 else ():
+            if name not in chosen:
+                missing = able.lacking.get(name)
+                why = f"does not have it on this device{f' ({missing})' if missing else ''}"
+                if name in able.formats:
+                    why = "stores it like another format of the case"
+                rest = f"the search chooses among {', '.join(chosen)}"
+                self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
         products = products_of(self.folded)
         return SchemeSpace(
             self.folded,
@@ -462,19 +448,6 @@ class Prepared:
             by = "the backend runs none of its operators in integers"
         return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
 
-    def _warn_formats(self) -> None:
-        """Warn of formats of the case that the search cannot use, with the reason."""
-        rules, capabilities = self.case.quantize, self.capabilities
-        chosen = [choice.format for choice in format_choices(rules, capabilities)]
-        for name in rules.formats if len(rules.formats) > 1 else ():
-            if name not in chosen:
-                missing = capabilities.lacking.get(name)
-                why = f"does not have it on this device{f' ({missing})' if missing else ''}"
-                if name in capabilities.formats:
-                    why = "stores it like another format of the case"
-                rest = f"the search chooses among {', '.join(chosen)}"
-                self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
-
 
 def require_patterns(case: Case) -> None:
     """Raise `SpecError` listing every invalid pattern, with a caret under it."""
@@ -489,16 +462,13 @@ def require_patterns(case: Case) -> None:
     lines: Sequence[str] = ()
     if case.spec is not None and case.spec.suffix != ".py" and case.spec.is_file():
         lines = source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
-    problems = [problem for error in wrong if (problem := _problem(error, lines))]
-    if case.spec is None or len(problems) < len(wrong):
-        raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
+    problems = []
+    for each in wrong:
+        number, at = next(
+            ((n, line.find(each.text)) for n, line in enumerate(lines, 1) if each.text in line), (0, 0)
+        )
+        if case.spec is None or not number:
+            raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
+        message = f"{each.what.removesuffix(', in the pattern')}, in the pattern '{each.text}'"
+        problems.append(Problem(line=number, column=at + each.column, message=message))
     raise spec_error(problems, lines, str(case.spec))
-
-
-def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
-    """The line and column of a pattern; ``None`` if no line contains it verbatim."""
-    for number, line in enumerate(lines, 1):
-        if (at := line.find(error.text)) >= 0:
-            message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"
-            return Problem(line=number, column=at + error.column, message=message)
-    return None

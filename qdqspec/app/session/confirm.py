@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
+from qdqspec.app.session.tuning import FINALISTS
 from qdqspec.errors import BackendError
 from qdqspec.search.limits import Limits
 from qdqspec.search.select import (
@@ -34,14 +35,7 @@ from qdqspec.types import (
     Trial,
 )
 
-PRECISE = 1.06  # high over low end of an interval with which a confirmation may end early
 MOST_TIMES = 4  # repetitions of the confirmation, at most, while the result is undecided
-APART_SECONDS = 4.0  # between repetitions, so that the state of the machine may differ
-SPARE_SECONDS = 30.0  # that repetitions may take in a search without a time limit
-EARLY = (
-    1.4  # a confirmation ends early if it still decides with an interval wider by this factor (decision 7)
-)
-FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
 
@@ -94,16 +88,22 @@ def confirm(
         admits=lambda placement: admits(placement, bench, limits),
     )
     builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
-    if not own.was_built(everything) and not deadline.allows(builds_seconds, times=2):
+    if everything.digest not in own.built and not deadline.allows(builds_seconds, times=2):
         roles.pop("everything", None)
-    timed = {**roles, **(own.front_roles(roles) if pareto else {})}
+    timed = dict(roles)
+    if pareto:  # those of the front that are not finalists, including those below an SQNR limit
+        known = {placement.digest for placement in roles.values()}
+        fit = [trial for trial in trials if reaches(trial, None, limits.min_accuracy)]
+        members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
+        timed |= {f"front-{number}": placement for number, placement in enumerate(members, 1)}
     if "reference" in files:
         timed[FLOAT32] = roles["reference"]
-    able = own.able(timed)
+    barred = own.barred
+    able = {role: each for role, each in timed.items() if each.sites and each.digest not in barred}
     measured = bench.compare(
         {**timed, **files, "tuned": roles["winner"]},
         is_settled=lambda ratios: is_settled([ratios[role] for role in able if role in ratios], min_gain),
-        again=(lambda _: False) if pareto else own.repetitions(roles, deadline, wait),
+        again=(lambda _: False) if pareto else own.repetitions(able, deadline, wait),
     )
     points = own.front(timed, measured) if pareto else ()
     ahead = {point.placement for point in points}
@@ -120,16 +120,23 @@ def confirm(
     )
 
 
-def is_settled(ratios: Sequence[RatioTest], min_gain: float) -> bool:
-    """Whether precise intervals prove that each ratio to the reference is a gain of ``min_gain``, or less."""
+def is_settled(ratios: Sequence[RatioTest], min_gain: float, *, precise: float = 1.06) -> bool:
+    """Whether intervals prove that each ratio to the reference is a gain of ``min_gain``, or less.
+
+    The high end of an interval is at most ``precise`` times its low end: a smaller factor takes more rounds, and states
+    the gain more exactly.
+    """
     wide = map(_widened, ratios)
     is_clear = all(each.proves(min_gain) or each.excludes(min_gain) for each in wide)
-    return is_clear and all(each.mean.high <= PRECISE * each.mean.low for each in ratios)
+    return is_clear and all(each.mean.high <= precise * each.mean.low for each in ratios)
 
 
-def _widened(ratio: RatioTest) -> RatioTest:
-    """The test with a wider interval, as before the last of repeated tests."""
-    return replace(ratio, mean=ratio.mean.widened(EARLY))
+def _widened(ratio: RatioTest, factor: float = 1.4) -> RatioTest:
+    """The test with a wider interval, as before the last of repeated tests (decision 7).
+
+    A smaller ``factor`` ends confirmations earlier, and proves more gains falsely.
+    """
+    return replace(ratio, mean=ratio.mean.widened(factor))
 
 
 def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
@@ -163,15 +170,16 @@ class _Confirmation:
     limits: Limits
 
     @property
+    def built(self) -> set[str]:
+        """The digests of the placements that the search built."""
+        return {trial.placement.digest for trial in self.trials}
+
+    @property
     def barred(self) -> set[str]:
         """The digests of candidates that do not meet the constraints, by the measurements so far."""
         return {
             t.placement.digest for t in self.trials if not t.subgraph and not self.limits.admits(t.placement)
         }
-
-    def was_built(self, placement: Placement) -> bool:
-        """Whether the search built the placement."""
-        return any(trial.placement.digest == placement.digest for trial in self.trials)
 
     def scored(self, trial: Trial) -> Trial:
         """The trial with the task metric of its placement, if measured by now."""
@@ -190,7 +198,7 @@ class _Confirmation:
             also = (
                 _line(0, role, roles[role], measured)
                 for role in ratios
-                if roles[role].digest in barred and not self.was_built(roles[role])
+                if roles[role].digest in barred - self.built
             )
             timed = [self.scored(trial) for trial in (*searched, *also)]
             choice = choose(
@@ -206,25 +214,26 @@ class _Confirmation:
                 return choice
             barred.add(choice.placement.digest)
 
-    def able(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
-        """The quantized placements that meet the constraints, by the measurements so far."""
-        barred = self.barred
-        return {role: each for role, each in roles.items() if each.sites and each.digest not in barred}
-
     def repetitions(
-        self, roles: Mapping[str, Placement], deadline: Deadline, wait: Callable[[float], None]
+        self,
+        able: Mapping[str, Placement],
+        deadline: Deadline,
+        wait: Callable[[float], None],
+        *,
+        apart_seconds: float = 4.0,
+        spare_seconds: float = 30.0,
     ) -> Callable[[Mapping[str, RatioTest]], bool]:
         """A function that decides by the ratios so far whether the finalists are built and timed once more.
 
-        They are if a gain is likely, by its median, and none is proved: once within twice the time limit, and then up
-        to `MOST_TIMES` within the limit, or within `SPARE_SECONDS` of the start without one, with a ``wait`` between.
+        They are if a gain of an ``able`` one is likely, by its median, and none is proved: once within twice the time
+        limit, and then up to `MOST_TIMES` within the limit, or within ``spare_seconds`` of the start without one: more
+        proves smaller gains. ``apart_seconds`` pass in between: after more, the state of the machine may differ more.
         Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
         """
-        min_gain, able = self.limits.asked.min_gain, self.able(roles)
-        spare = (
-            Deadline(seconds=SPARE_SECONDS, clock=deadline.clock) if deadline.seconds is None else deadline
-        )
-        left, started = MOST_TIMES, deadline.spent
+        min_gain, left, started = self.limits.asked.min_gain, MOST_TIMES, deadline.spent
+        spare = deadline
+        if deadline.seconds is None:
+            spare = Deadline(seconds=spare_seconds, clock=deadline.clock)
 
         def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
             nonlocal left, started
@@ -234,7 +243,7 @@ class _Confirmation:
             tests = likely if is_first else map(_widened, likely)
             if not left or not likely or any(test.proves(min_gain) for test in tests):
                 return False
-            apart = 0.0 if is_first else APART_SECONDS
+            apart = 0.0 if is_first else apart_seconds
             limit, times = (deadline, 2) if is_first else (spare, 1)
             if not limit.allows(seconds + apart, times=times):
                 return False
@@ -245,44 +254,42 @@ class _Confirmation:
 
         return are_repeated
 
-    def front_roles(self, roles: Mapping[str, Placement]) -> dict[str, Placement]:
-        """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
-        known = {placement.digest for placement in roles.values()}
-        fit = [trial for trial in self.trials if reaches(trial, None, self.limits.min_accuracy)]
-        members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
-        return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
-
     def front(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> tuple[FrontPoint, ...]:
-        """Placements that no other beats in both time and SQNR on all data, fastest first, with the reference last."""
+        """Placements that no other beats in both time and SQNR on all data, fastest first, with the reference last.
+
+        Those whose SQNR cannot be measured, or whose task metric is below its limit, are left out.
+        """
+        limits, least = self.limits, self.limits.min_accuracy
         searched = {t.placement.digest for t in self.trials if t.ok and t.sqnr_db is not None}
         timed = {
             placement.digest: (measured.ratios[role], placement)
             for role, placement in roles.items()
             if placement.sites and placement.digest in searched and role in measured.ratios
         }
+        ranked = sorted(timed.values(), key=lambda each: each[0].median)
         points: list[FrontPoint] = []
-        for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
-            sqnr_db = self._confirmed_db(placement) if ratio.median < 1 else None
-            if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
-                points.append(self._point(placement, ratio, sqnr_db))
-        return (*points, self._point(roles["reference"], measured.ratios["reference"], EXACT_DB))
-
-    def _confirmed_db(self, placement: Placement) -> float | None:
-        """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
-        if not _measure_accuracy(placement, self.bench, self.limits):
-            return None
-        figures, least = self.limits.figures(placement), self.limits.min_accuracy
-        is_below = least is not None and figures.score is not None and figures.score < least
-        return None if is_below or figures.is_part else figures.all_db
-
-    def _point(self, placement: Placement, ratio: Interval, sqnr_db: float) -> FrontPoint:
-        return FrontPoint(
-            placement=placement.digest,
-            pairs=placement.pairs,
-            ratio=ratio,
-            sqnr_db=sqnr_db,
-            accuracy=self.limits.figures(placement).score,
-        )
+        for ratio, placement in (*ranked, (measured.ratios["reference"], roles["reference"])):
+            sqnr_db = EXACT_DB
+            if placement.sites:
+                if ratio.median >= 1 or not _measure_accuracy(placement, self.bench, limits):
+                    continue
+                figures = limits.figures(placement)
+                is_below = least is not None and figures.score is not None and figures.score < least
+                if is_below or figures.is_part or figures.all_db is None:
+                    continue
+                sqnr_db = figures.all_db
+                if points and sqnr_db <= points[-1].sqnr_db:
+                    continue
+            points.append(
+                FrontPoint(
+                    placement=placement.digest,
+                    pairs=placement.pairs,
+                    ratio=ratio,
+                    sqnr_db=sqnr_db,
+                    accuracy=limits.figures(placement).score,
+                )
+            )
+        return tuple(points)
 
 
 def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:

@@ -17,26 +17,16 @@ from qdqspec._core.files import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
 from qdqspec.accuracy.evaluator import MOST_DB, Evaluator, Offset
 from qdqspec.accuracy.metrics import Score, Scores
-from qdqspec.accuracy.rehearsal import (
-    Rehearsal,
-    RehearsalRefusedError,
-    RehearsedEngine,
-    Subject,
-    find_sensitivities,
-)
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject, find_sensitivities
 from qdqspec.accuracy.switches import sites_of
-from qdqspec.app.preparation.auxiliary_runs import reference_runtime
 from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.limits import MetricLimit
 from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
 
-# Runs of the rehearsal per switch in a sensitivity analysis, on all samples and on one. It runs half of the graph on
-# average, optimized, and on all samples only the switches with a large error.
-RUNS_A_SWITCH, RUNS_ON_ONE_SAMPLE = 1.5, 0.4
 LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset
-
 _Result = TypeVar("_Result")
 
 
@@ -111,7 +101,12 @@ class RehearsedMetric:
         digest = placement.digest
         try:
             if self._float is None:
-                self._feeds = self._affordable(rehearsal, self.share * seconds)
+                first = next(iter(rehearsal.feeds()), None)
+                if first is None:
+                    raise DataError("there is no sample to compute the metric on")
+                rehearsal.engine(NO_PAIRS).run(first)  # shows the time of a run
+                most = self.share * seconds / max(rehearsal.run_seconds, 1e-6)
+                self._feeds = int(min(max(most, self.least_feeds), self.scores.feeds))
                 self._float = self._score(NO_PAIRS, rehearsal)
             if digest not in self._known:
                 self._known[digest] = self._score(placement, rehearsal).value - self._float.value
@@ -148,15 +143,6 @@ class RehearsedMetric:
         if self._float is None or self._float.right is None or self._feeds >= self.scores.feeds:
             return 0.0
         return 1.0 / self._float.samples
-
-    def _affordable(self, rehearsal: Rehearsal, seconds: float) -> int:
-        """The number of feeds for each placement that the time allows."""
-        first = next(iter(rehearsal.feeds()), None)
-        if first is None:
-            raise DataError("there is no sample to compute the metric on")
-        rehearsal.engine(NO_PAIRS).run(first)  # shows the time of a run
-        most = seconds / max(rehearsal.run_seconds, 1e-6)
-        return int(min(max(most, self.least_feeds), self.scores.feeds))
 
     def _score(self, placement: Placement, rehearsal: Rehearsal) -> Score:
         engine, rules = rehearsal.engine(placement), self.limit.rules
@@ -308,77 +294,81 @@ class RehearsalOracle:
         few_db = rehearsed_db + self.built.at(rehearsed_db)
         return few_db + self.difference.at(few_db, placement)
 
-    def _measure_noise(self, seconds: float, note: Callable[[str], None]) -> None:
-        """Make the sensitivity analysis, if that was not tried before."""
-        is_new = self._noise is None and not self._missing
-        if is_new:
-            self._noise = self._tried(lambda: self._sensitivities(seconds))
-        if is_new and self._missing and not self._refused:
+    def _measure_noise(
+        self,
+        seconds: float,
+        note: Callable[[str], None],
+        runs_a_switch: float = 1.5,
+        runs_on_one_sample: float = 0.4,
+    ) -> None:
+        """Make the sensitivity analysis, if that was not tried before.
+
+        It runs half of the graph on average, optimized: so many runs of a rehearsal a switch, on all samples only of
+        the switches with a large error. Higher estimates use one sample, or skip the analysis, sooner.
+        """
+        is_tried = self._noise is not None or bool(self._missing)
+        if is_tried:
+            return
+
+        def analysis() -> LabelNoise | None:
+            everything = self.space.resolve(self.space.everything())
+            self.rehearsed_db(everything)  # shows the time of a run
+            rehearsal = self.rehearser.including(everything)
+            switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
+            together = math.ceil(runs_on_one_sample * switch_seconds / (self.noise_share * seconds)) or 1
+            if together > self.most_together:
+                took = seconds_text(runs_on_one_sample * switch_seconds)
+                self._missing = (
+                    f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about {took}, too much "
+                    f"of {seconds_text(seconds)}, and was skipped: raise the time limit"
+                )
+                return None
+            is_cheap = runs_a_switch * switch_seconds <= min(
+                self.noise_share * seconds / 2, self.noise_seconds
+            )
+            samples = rehearsal.subject.samples if is_cheap else 1
+            try:
+                return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self.space)
+            except BackendError as error:
+                self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
+                return None
+
+        self._noise = self._tried(analysis)
+        if self._missing and not self._refused:
             note(self._missing)
 
-    def _sensitivities(self, seconds: float) -> LabelNoise | None:
-        everything = self.space.resolve(self.space.everything())
-        self.rehearsed_db(everything)  # shows the time of a run
-        rehearsal = self.rehearser.including(everything)
-        switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
-        together = math.ceil(RUNS_ON_ONE_SAMPLE * switch_seconds / (self.noise_share * seconds)) or 1
-        if together > self.most_together:
-            took = seconds_text(RUNS_ON_ONE_SAMPLE * switch_seconds)
-            self._missing = (
-                f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about {took}, too much of "
-                f"{seconds_text(seconds)}, and was skipped: raise the time limit"
-            )
-            return None
-        is_cheap = RUNS_A_SWITCH * switch_seconds <= min(self.noise_share * seconds / 2, self.noise_seconds)
-        samples = rehearsal.subject.samples if is_cheap else 1
-        try:
-            return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self.space)
-        except BackendError as error:
-            self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
-            return None
-
     def _rehearsed(self, placement: Placement) -> float:
-        """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too."""
-        rehearsal = self.rehearser.including(placement)
-        evaluator = self._evaluator = self._evaluator or self._opened_evaluator(rehearsal)
-        engine = rehearsal.engine(placement)
-        few_db = evaluator.first(engine)
-        if self.least_db is not None and self._is_near(few_db, self.least_db):
-            self._rehearse_on_all_data(evaluator, engine, few_db, self.least_db)
-        return few_db
+        """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too.
 
-    def _is_near(self, few_db: float, least_db: float) -> bool:
-        """Whether a placement may be on either side of the limit, by its SQNR on the first samples."""
+        Near is on either side of the limit, by its SQNR on the first samples. Its difference on all data is learned, if
+        there is time for it.
+        """
+        rehearsal = self.rehearser.including(placement)
+        if self._evaluator is None:  # on as much of the data as a placement may be rehearsed on
+            subject, feeds = rehearsal.subject, rehearsal.subject.feeds()
+            for feed in islice(rehearsal.feeds(), 1):
+                rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
+            most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
+            self._evaluator = Evaluator(
+                feeds,
+                lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
+                sum(1 for _ in islice(feeds, max(most, subject.samples))),
+                few=subject.samples,
+                errors=2.0,
+            )
+        evaluator, engine, least_db = self._evaluator, rehearsal.engine(placement), self.least_db
+        few_db = evaluator.first(engine)
+        if least_db is None or evaluator.samples <= 2 * evaluator.few:
+            return few_db
         # the difference known may be that of placements with another SQNR
         limits = least_db, least_db - self.difference.at(least_db)
         low_db, high_db = sorted(db - self.built.at(db) for db in limits)
         near_db = min(self.difference.most_db, self.near_db)
-        return low_db - near_db <= few_db <= high_db + near_db
-
-    def _rehearse_on_all_data(
-        self, evaluator: Evaluator, engine: RehearsedEngine, few_db: float, least_db: float
-    ) -> None:
-        """Rehearse a placement on all data if there is time for it, and learn its difference."""
         started, spent, left = time.monotonic(), self._all_data_seconds, self._seconds_left
-        if evaluator.samples <= 2 * evaluator.few or spent > self.all_data_share * (left + spent):
-            return
-        offset = self.built.at(few_db)
-        all_db, _ = evaluator.near(engine, least_db - offset)
-        self.difference.learn(few_db + offset, all_db + offset, engine.placement)
-        self._all_data_seconds += time.monotonic() - started
-
-    def _opened_evaluator(self, rehearsal: Rehearsal) -> Evaluator:
-        """The evaluator of rehearsals, on as much of the data as a placement may be rehearsed on."""
-        subject = rehearsal.subject
-        for feed in islice(rehearsal.feeds(), 1):
-            rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
-        most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
-        feeds = subject.feeds()
-        samples = sum(1 for _ in islice(feeds, max(most, subject.samples)))
-        return Evaluator(
-            feeds,
-            lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
-            samples,
-            few=subject.samples,
-            errors=2.0,
-        )
+        has_time = spent <= self.all_data_share * (left + spent)
+        if low_db - near_db <= few_db <= high_db + near_db and has_time:
+            offset = self.built.at(few_db)
+            all_db, _ = evaluator.near(engine, least_db - offset)
+            self.difference.learn(few_db + offset, all_db + offset, placement)
+            self._all_data_seconds += time.monotonic() - started
+        return few_db

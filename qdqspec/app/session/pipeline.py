@@ -12,19 +12,31 @@
 `CaseWork.judge` (`work.py`) is the whole pipeline. `find_winner` is its part up to the winner, which comes from the
 cache if that passes its recheck, from a digest, or from a search now: `tune`. `Tuning` prepares a search, up to its
 first build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a
-search step by step; `evidence.compared_runtimes` and `app.upgrade` compare finished searches.
+search step by step; `evidence.timing` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
-from qdqspec.app.preparation.build_logs import open_journal
-from qdqspec.app.preparation.cached import (
+from qdqspec.app.evidence.builds import rejected_candidates
+from qdqspec.app.evidence.timing import BUILDS, ROUNDS, time_tuned
+from qdqspec.app.preparation.files import (
+    half_reference,
+    note_float_types,
+    refuse_own,
+    take_results,
+    write_patterns,
+    write_results,
+)
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.stored import (
     CORRECTIONS,
     JOURNAL,
     MODEL,
@@ -33,28 +45,32 @@ from qdqspec.app.preparation.cached import (
     REFERENCE,
     FinishedSearch,
     keep,
+    make_folder,
+    open_journal,
     other_winner,
     recall,
 )
-from qdqspec.app.preparation.files import (
-    make_folder,
-    refuse_own,
-    take_results,
-    write_patterns,
-    write_results,
-)
-from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.timing import BUILDS, ROUNDS, time_tuned
-from qdqspec.app.session.covering import cover_case, covers
-from qdqspec.app.session.outcome import tune_case
+from qdqspec.app.session.confirm import Confirmed, confirm
+from qdqspec.app.session.tuning import Tuned, Tuning, cover_case, covers, result_of, trials_of
+from qdqspec.checks.rejected import why_text
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph.model import require_path
+from qdqspec.search.loop import candidates_of
+from qdqspec.search.select import is_candidate, raw_winner
 from qdqspec.timing.store import Store
-from qdqspec.types import LatencyEvidence, Placement
+from qdqspec.types import (
+    FLOAT32,
+    GIVEN,
+    BlockError,
+    LatencyEvidence,
+    Placement,
+    RejectedCandidate,
+    SearchResult,
+    Trial,
+    TuneRules,
+)
 
 Outcome: TypeAlias = Literal["faster", "inconclusive", "slower", "broken", "inaccurate"]
-FIRST_BUILDS, FIRST_ROUNDS = 2, 12
-SECOND_BUILDS, SECOND_ROUNDS = 4, 48
 
 
 def find_winner(
@@ -103,14 +119,20 @@ def tune(
         if known := len(journal.trials()):
             resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
         prepared.keep_corrections(output / CORRECTIONS)
-        tuned = (cover_case if covers(prepared) else tune_case)(prepared, journal)
+        if covers(prepared):
+            tuned = cover_case(prepared, journal)
+        else:
+            with Tuning(prepared, journal) as tuning:
+                # propose, rehearse, build, race; each trial is in the journal before the next one begins
+                tuning.search.run()
+                tuning.repair()  # candidates that just missed the SQNR limit
+                tuned = finish(tuning)  # finalists, built anew and timed together
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
             write_patterns(prepared, tuned.result, tuned.intervals, output / PATTERNS)
         found = FinishedSearch(
             result=tuned.result,
             folder=output,
-            raw_winner=tuned.raw_winner,
             is_cut_short=resources.seconds_left() == 0,  # by the time limit of the run: not cached
         )
         if not (prepared.settings.no_cache or found.is_cut_short):
@@ -119,6 +141,191 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
+
+
+def finish(tuning: Tuning) -> Tuned:
+    """Rebuild the finalists of a search, time them together, select the final model, and describe the result."""
+    prepared, trials = tuning.prepared, tuple(tuning.search.trials)
+    prepared.resources.report_step("confirming")
+    beside = half_reference(prepared, tuning.folder)
+    if prepared.is_converted:  # the placements are of the model in float32
+        beside["reference"] = require_path(prepared.given)
+    confirmed = confirm(
+        trials,
+        prepared.space.resolve(prepared.space.everything()),
+        tuning.bench,
+        tuning.limits,
+        tuning.search.deadline,
+        pareto=prepared.case.tune.objective == "pareto",
+        beside=beside,
+    )
+    note_float_types(prepared, confirmed.latency)
+    placements = {role: trial.placement for role, trial in confirmed.lines}
+    ratios = {placements[role].digest: ratio for role, ratio in confirmed.ratios.items()}
+    choice = confirmed.choice.placement
+    confirmed = _with_profiles(tuning, confirmed)
+    _note_given(tuning, confirmed)
+    return Tuned(
+        result=_result(tuning, confirmed),
+        latency=confirmed.latency,
+        raw_winner=raw_winner(trials) or placements["winner"],
+        confirmed=confirmed.lines,
+        intervals={**ratios, choice.digest: confirmed.latency.ratios["tuned"]},
+    )
+
+
+def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.1) -> SearchResult:
+    """The result of a search.
+
+    The errors of single blocks that the search has not measured may take ``errors_share`` of its time: less leaves
+    them out of the reports of more searches.
+    """
+    prepared, search, choice, oracle = tuning.prepared, tuning.search, confirmed.choice, tuning.oracle
+    errors, missing = tuple[BlockError, ...](), "the device is simulated"
+    if oracle is not None:
+        prepared.resources.report_step("measuring the error of each block")
+        seconds = search.deadline.share(errors_share, errors_share * search.deadline.spent)
+        errors, missing = oracle.block_errors(seconds)
+    elif not prepared.space.units:
+        missing = "no block can be quantized"
+    elif not tuning.limits.are_measured:
+        missing = "the search had neither an accuracy constraint nor accuracy as an objective"
+    rejected, ended = _rejected(tuning, confirmed), ""
+    least_gain = getattr(search.strategy, "least_gain", None)
+    if least_gain and not search.ended_by:  # the strategy estimates the gain of a build
+        built = count_text(candidates_of(search.trials), "build")
+        ended = (
+            f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
+        )
+    rules = prepared.case.tune
+    cut_short = cut_short_text(
+        search.ended_by,
+        search.trials,
+        rules,
+        usual=trials_of(replace(rules, minutes=None), prepared.space, tuning.make),
+        steps=getattr(tuning.make, "steps", {}),
+        untried=prepared.corrections.untried,
+    )
+    refused = oracle.refused_text if oracle is not None and choice.unchanged else ""
+    reasons = (choice.reason, why_text(rejected), refused, cut_short or ended)
+    reference_ms = confirmed.latency.samples["reference"].median_ms("wall")
+    return result_of(
+        prepared,
+        tuning.started,
+        winner=choice.placement,
+        trials=confirmed.trials,
+        unchanged=choice.unchanged,
+        reason=prepared.nothing or "; ".join(filter(None, reasons)),
+        strategy=tuning.strategy,
+        eps=search.contest.eps,
+        float_runs=1e3 * (time.monotonic() - tuning.started[0]) / reference_ms,
+        ended_by=search.ended_by,
+        cut_short=cut_short,
+        ended=ended,
+        rejected=rejected,
+        front=confirmed.front,
+        accuracy=tuning.limits.bound(choice.placement),
+        errors=errors,
+        errors_missing=missing,
+    )
+
+
+def cut_short_text(
+    ended_by: str,
+    trials: Sequence[Trial],
+    rules: TuneRules,
+    *,
+    usual: int,
+    steps: Mapping[str, str],
+    untried: Collection[str] = (),
+) -> str:
+    """A search that ended at a limit: the candidates built, the steps not reached, and the option to raise.
+
+    ``usual`` is the number of candidates without a time limit, ``steps`` are the phases of the strategy in order, and
+    ``untried`` the corrections not tried. Empty if no limit ended the search.
+    """
+    if not ended_by:
+        return ""
+    built = len({t.placement.digest for t in trials if is_candidate(t)})
+    phases = {trial.phase for trial in trials if trial.placement.sites}
+    reached = max((number for number, phase in enumerate(steps) if phase in phases), default=-1)
+    missing = list(steps.values())[reached + 1 :]
+    missing += [f"corrections ({', '.join(untried)})"] if untried else []
+    not_reached = f", not reached: {', '.join(missing)}" if missing else ""
+    of = f"{built} of about " if usual > built else ""
+    if "run" in ended_by:
+        option = "--qdq-time-limit"
+    elif "build" in ended_by:
+        option = f"--trials {2 * usual} (tune.trials)"
+    else:  # 2 to 10 times the time, for the usual number of candidates
+        minutes = (rules.minutes or 1.0) * min(max(2.0, usual / max(built, 1)), 10.0)
+        shown = math.ceil(minutes) if minutes > 2 else math.ceil(2 * minutes) / 2
+        option = f"--minutes {shown:g} (tune.minutes)"
+    return (
+        f"the search ended at {ended_by}, before it was done: {of}{count_text(max(built, usual), 'candidate')} built"
+        f"{not_reached}, give it more with {option}"
+    )
+
+
+def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
+    """Note the time and the SQNR of the model as given, if it is quantized."""
+    trial = next((trial for trial in confirmed.trials if trial.placement.given), None)
+    if trial is None:
+        return
+    if not trial.ok:
+        tuning.prepared.note_once(f"the model as given did not run: {trial.error}")
+        return
+    is_selected = confirmed.choice.placement.given
+    ratio = confirmed.latency.ratios.get("tuned" if is_selected else GIVEN)
+    sqnr_db = tuning.limits.figures(trial.placement).sqnr_db
+    took = ratio_text(trial.ratio or 1.0 if ratio is None else ratio.median)
+    took += "" if ratio is None else f" (95 %: {interval_text(ratio)})"
+    error = "" if sqnr_db is None else f", with {sqnr_db:.1f} dB"
+    missed = "" if tuning.limits.admits(trial.placement) else ", which misses the limits"
+    tuning.prepared.note_once(
+        f"the given model's own placement takes {took} of the time of its float form{error}{missed}"
+        f"{'; it is selected' if is_selected else ''}"
+    )
+
+
+def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:
+    """The same with layer times, taken if there is time, of the selected model, or of the best if none is."""
+    digests: Iterable[str] = [confirmed.choice.placement.digest]
+    if confirmed.choice.unchanged:
+        digests = [one.placement for one in _rejected(tuning, confirmed)[:2]]
+    deadline, trials, lines = tuning.search.deadline, [*confirmed.trials], [*confirmed.lines]
+    for digest in digests:
+        known = [*trials, *(trial for _, trial in lines)]
+        built = [t for t in known if t.ok and t.placement.digest == digest and not t.subgraph]
+        has_time = deadline.run_left() != 0 and deadline.allows(trials[0].build_seconds, times=2)
+        if not built or any(trial.layers for trial in built) or not has_time:
+            continue
+        tuning.prepared.resources.report_step("timing the layers of a candidate")
+        try:
+            profiled = replace(built[0], layers=tuning.bench.layers_of(built[0].placement))
+        except BackendError:
+            continue
+        is_searched = any(trial is built[0] for trial in trials)
+        trials = [profiled if trial is built[0] else trial for trial in trials]
+        lines = [(role, profiled if trial is built[0] else trial) for role, trial in lines]
+        if is_searched:  # the journal has the trial without layers
+            line = replace(profiled, number=len(trials) + len(lines), phase="confirm", incumbent=False)
+            lines.append(("profiled", line))
+        else:  # everything quantized, which the search did not build
+            trials.append(profiled)
+    return replace(confirmed, trials=tuple(trials), lines=tuple(lines))
+
+
+def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, ...]:
+    if not confirmed.choice.unchanged:
+        return ()
+    ops = {node.name: node.op_type for node in tuning.prepared.model.nodes}
+    plain = confirmed.latency.ratios.get(FLOAT32)
+    scale = 1.0 if plain is None else plain.median
+    # the profile of a converted model is not that of the reference
+    layers = confirmed.trials[0].layers if plain is None else ()
+    found = confirmed.trials, confirmed.lines, confirmed.ratios
+    return rejected_candidates(*found, layers, tuning.limits, ops, scale)
 
 
 # ---- a known winner ------------------------------------------------------------------------------
@@ -130,7 +337,7 @@ def measure_winner(
     """Time reference and selected model from fresh builds; raises `BackendError` if the latter does not run."""
     if kept.model is None:
         given = require_path(prepared.given)
-        return time_tuned(prepared, given, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+        return time_tuned(prepared, given, builds=2, rounds=12)  # of one model with itself
     measured = time_tuned(prepared, kept.model, builds, rounds)
     if "tuned" not in measured.samples:
         raise BackendError(
@@ -211,18 +418,21 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
     folder = prepared.output / placement.digest
     make_folder(folder)
     write_results(prepared, result, placement, folder)
-    return FinishedSearch(result=result, folder=folder, raw_winner=placement)
+    return FinishedSearch(result=result, folder=folder)
 
 
-def _time_again(prepared: Prepared, tuned: Path) -> tuple[Outcome, LatencyEvidence, str]:
+def _time_again(
+    prepared: Prepared, tuned: Path, measurements: tuple[tuple[int, int], ...] = ((2, 12), (4, 48))
+) -> tuple[Outcome, LatencyEvidence, str]:
     """Measure a cached winner, twice if needed: the outcome, the last measurement, and the finding in words.
 
     A slow period of a noisy machine must not start a search that takes minutes. So a winner is ``slower`` only if two
-    measurements from fresh builds prove that it gains less than ``min_gain``, the second with more builds and rounds.
-    It is ``faster`` if one of them proves that it gains more, and ``broken`` if it cannot be built and run any more.
+    measurements from fresh builds prove that it gains less than ``min_gain``. It is ``faster`` if one of them proves
+    that it gains more, and ``broken`` if it cannot be built and run any more. ``measurements`` are their builds and
+    rounds: more take longer, and leave fewer winners undecided.
     """
     below, min_gain = [], prepared.case.tune.min_gain
-    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+    for builds, rounds in measurements:
         latency = time_tuned(prepared, tuned, builds, rounds)
         if "tuned" not in latency.samples:
             finding = f"the cached winner could not be built and run again: {latency.failures['tuned']}"

@@ -17,15 +17,13 @@ from qdqspec._core.options import check_option
 from qdqspec.accuracy.given_data import GivenFiles, is_model
 from qdqspec.accuracy.metrics import joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
-from qdqspec.app.evidence.compared_runtimes import Models, compare_runtimes, models_of
-from qdqspec.app.evidence.culprits import MOST, culprits_of
-from qdqspec.app.evidence.parity import both_models
+from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.probes import Prober, read_probe
+from qdqspec.app.evidence.regression import damaged_baselines
+from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
 from qdqspec.app.preparation.prepare import output_of
-from qdqspec.app.preparation.resources import Resources, lock_of, resources_of
-from qdqspec.app.session.gate import damaged_baselines
-from qdqspec.app.session.plan import Plan, plan_of
-from qdqspec.app.session.result import Result
+from qdqspec.app.preparation.runtimes import Resources, lock_of, resources_of
+from qdqspec.app.session.result import Plan, Result, plan_of
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends.base import Availability
@@ -277,11 +275,27 @@ class Session(Closing):
 
         Cases that were not searched are left out. The result is part of the record.
         """
-        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            self._runtimes = tuple(
-                compare_runtimes(name, map(_models_of, works), self._tell)
-                for name, works in _grouped(self._works.values())
-            )
+        if self.settings.mode not in ("run", "measure") or self._seconds_left() == 0:
+            return self._runtimes
+        groups: dict[tuple[str, ...], list[CaseWork]] = {}
+        for work in self._works.values():
+            case, found = work.case, work.found
+            if case.backend is not None and found is not None and found.result.coverage is None:
+                rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
+                name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
+                groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
+
+        def models(work: CaseWork) -> Models:
+            kept = work.find()
+            if kept.model is None:
+                return models_of(work.prepared)
+            return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)
+
+        self._runtimes = tuple(
+            compare_runtimes(key[-1], map(models, works), self._tell)
+            for key, works in groups.items()
+            if len({work.case.backend for work in works}) > 1
+        )
         return self._runtimes
 
     def output(self, case: Case) -> Path:
@@ -359,23 +373,3 @@ def case_key(case: Case) -> _Key:
     except OSError:  # reported when the model is loaded
         return str(case.spec), case.name, str(case.model), 0, 0, asked
     return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked
-
-
-def _grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
-    """The works of timed cases that differ in the backend they choose only, with the common part of their names."""
-    groups: dict[tuple[str, ...], list[CaseWork]] = {}
-    for work in works:
-        case, found = work.case, work.found
-        if case.backend is not None and found is not None and found.result.coverage is None:
-            rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
-            name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
-            groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
-    return [(key[-1], group) for key, group in groups.items() if len({w.case.backend for w in group}) > 1]
-
-
-def _models_of(work: CaseWork) -> Models:
-    """The models of a case that was searched."""
-    kept = work.find()
-    if kept.model is None:
-        return models_of(work.prepared)
-    return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)

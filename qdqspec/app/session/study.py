@@ -19,14 +19,12 @@ from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained
 from qdqspec._core.records import from_data, read_json, to_data
 from qdqspec._core.registry import DEFAULT_BACKEND, names
 from qdqspec.accuracy.rehearsal import RehearsedEngine
-from qdqspec.app.preparation.build_logs import HEADER, LoggedJournal
-from qdqspec.app.preparation.cached import CORRECTIONS, JOURNAL
-from qdqspec.app.preparation.files import make_folder, write_placed, write_placement
+from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.session.covering import covers
+from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, LoggedJournal, make_folder
 from qdqspec.app.session.oracle import Rehearser
-from qdqspec.app.session.outcome import Tuned, finish
-from qdqspec.app.session.tuning import MakeStrategy, Tuning, named
+from qdqspec.app.session.pipeline import finish
+from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, covers, named
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.storage import write_text
 from qdqspec.qdq.search_space import SchemeSpace
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 STUDY = "study.json"
 _MOST_BYTES = 16 << 20
-
 AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
 Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
 

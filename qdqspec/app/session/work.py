@@ -13,17 +13,14 @@ from qdqspec._core.registry import resolve
 from qdqspec._core.units import seconds_text
 from qdqspec.accuracy.metrics import accuracy_evidence
 from qdqspec.accuracy.notes import slice_notes
-from qdqspec.app.evidence.culprits import culprits_of
-from qdqspec.app.evidence.kernels import quantized_work
-from qdqspec.app.evidence.parity import BothModels, compare_models
+from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
+from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
 from qdqspec.app.evidence.probes import replay_failure, search_input
-from qdqspec.app.preparation.builds import build_for
-from qdqspec.app.preparation.cached import SCHEME, FinishedSearch
+from qdqspec.app.evidence.regression import Gate, damaged_baselines, gate_of
 from qdqspec.app.preparation.files import profiles_of
-from qdqspec.app.preparation.loading import lint_and_load
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
-from qdqspec.app.preparation.resources import Resources
-from qdqspec.app.session.gate import Gate, damaged_baselines, gate_of
+from qdqspec.app.preparation.runtimes import Resources
+from qdqspec.app.preparation.stored import SCHEME, FinishedSearch
 from qdqspec.app.session.pipeline import find_winner, measure_winner
 from qdqspec.checks.base import AnyRequest, Check, needs_of, requested, requests_of, timed_out
 from qdqspec.checks.baselines import Renewal
@@ -62,13 +59,6 @@ from qdqspec.types.requests import (
     ScoreRequest,
     SurvivalRequest,
 )
-
-_COMPARED = ("reference", "tuned")
-MIXED_LAUNCHES = (
-    "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"
-)
-DRIFT = 0.05  # relative change of speed from which it is reported
-CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 
 
 class CaseWork:
@@ -260,11 +250,12 @@ class CaseWork:
         """The requests of one type of all checks of the case, in their order."""
         return [request for _, request in requested(self.case.checks, kind)]
 
-    def gather(self, check: CheckSpec) -> None:
+    def gather(self, check: CheckSpec, *, culprit_seconds: float = 30.0) -> None:
         """Collect the evidence that only this check may need, once; raises if it cannot be computed.
 
         If quantization contributes to a parity failure, that is the pairs that cost most; if the data breaks no limit
-        and an input is to be searched, it is one that does. All is stored with the case.
+        and an input is to be searched, it is one that does. All is stored with the case. The search for pairs may take
+        ``culprit_seconds``: less finds fewer pairs of a slow model.
         """
         for request in requests_of(check):
             if isinstance(request, ScoreRequest):
@@ -272,8 +263,14 @@ class CaseWork:
             elif isinstance(request, ParityRequest):
                 output = request.culpable(self.parity)
                 if output is not None and self.culprits is None:
-                    self.culprits = self.find_culprits(output, seconds=CULPRIT_SECONDS)
-                self._keep_failure(request, check.id)
+                    self.culprits = self.find_culprits(output, seconds=culprit_seconds)
+                limits, outputs = request.limits, self.parity.outputs
+                if limits is None or request.key in self.replays or self.search.unchanged:
+                    continue
+                # the worst input is kept if the data breaks a limit that Polygraphy knows
+                if limits.broken_by(outputs, whole=True) and limits.polygraphy_words(outputs):
+                    command = replay_failure(self.prepared, self.tuned_path, limits, check.id)
+                    self.replays[request.key] = command
             elif isinstance(request, InputRequest):
                 is_known = request.key in self.parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
@@ -281,15 +278,6 @@ class CaseWork:
                     self.parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
-
-    def _keep_failure(self, request: ParityRequest, check_id: str) -> None:
-        """Keep the worst input of the tuned model if the data breaks a limit that Polygraphy knows."""
-        limits, outputs = request.limits, self.parity.outputs
-        if limits is None or request.key in self.replays or self.search.unchanged:
-            return
-        if limits.broken_by(outputs, whole=True) and limits.polygraphy_words(outputs):
-            command = replay_failure(self.prepared, self.tuned_path, limits, check_id)
-            self.replays[request.key] = command
 
     def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
         """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
@@ -334,7 +322,13 @@ class CaseWork:
             case "regression":
                 return {"regression": self.gate.evidence}
             case "accuracy":
-                return {"accuracy": self._accuracy()}
+                scores, metrics = prepared.scores, dict[str, AccuracyEvidence]()
+                for request in self._requested(ScoreRequest):
+                    with suppress(QdqspecError):  # `require` and `gather` raise the error
+                        reference = scores.of_reference(request.metric, request.output)
+                        found = scores.of_file(tuned, request.metric, request.output)
+                        metrics[request.key] = accuracy_evidence(request.metric, reference, found)
+                return {"accuracy": metrics}
             case "size":
                 data = tuned.with_name(f"{tuned.name}.data")
                 files = {
@@ -353,22 +347,12 @@ class CaseWork:
                 builds = dict.fromkeys(self._requested(BuildRequest))
                 return {"builds": {each.key: build_for(prepared, tuned, each) for each in builds}}
             case "figures":
-                for request in self._requested(FigureRequest):
-                    with suppress(QdqspecError):  # as in `_accuracy`
-                        self._measure(request)
+                for figure in self._requested(FigureRequest):
+                    with suppress(QdqspecError):  # `gather` raises the error
+                        self._measure(figure)
                 return {"figures": dict(self._figures)}
             case _:
                 return {}
-
-    def _accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics that checks request, without those that raise: `require` and `gather` raise their errors."""
-        scores, metrics = self.prepared.scores, dict[str, AccuracyEvidence]()
-        for request in self._requested(ScoreRequest):
-            with suppress(QdqspecError):
-                reference = scores.of_reference(request.metric, request.output)
-                tuned = scores.of_file(self.tuned_path, request.metric, request.output)
-                metrics[request.key] = accuracy_evidence(request.metric, reference, tuned)
-        return metrics
 
     def _linted(self) -> dict[str, Any]:
         """Lint findings on the tuned model, and loads of it, for the targets that checks request."""
@@ -440,10 +424,25 @@ class CaseWork:
         noted = () if self._prepared is None else self._prepared.warnings
         return (*noted, *self._own_warnings(), *self.store.warnings)
 
-    def _own_warnings(self) -> Iterator[str]:
-        """Warnings of the measurement, of a model below its limit and of quantized outputs."""
-        if self.measured is not None:
-            yield from _latency_warnings(self.measured)
+    def _own_warnings(self, drift: float = 0.05) -> Iterator[str]:
+        """Warnings of the measurement, of a model below its limit and of quantized outputs.
+
+        ``drift`` is the relative change of the processor's speed from which it is reported.
+        """
+        if (measured := self.measured) is not None:
+            if abs(measured.drift) > drift:
+                changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
+                yield f"{changed}: trust the ratio, not the milliseconds"
+            roles: dict[str, list[str]] = {}
+            compared = ("reference", "tuned")
+            samples = {role: measured.samples[role] for role in compared if role in measured.samples}
+            for role, taken in samples.items():
+                for note in taken.notes:
+                    roles.setdefault(note, []).append(role)
+            if len({taken.launched_singly for taken in samples.values()}) > 1:
+                mixed = "compared with one engine as a CUDA graph and the other without"
+                roles[f"{mixed}: the ratio holds the time of launches"] = list(samples)
+            yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
         parity, least = self._parity, self.case.tune.limits.min_sqnr_db
         if parity is not None and least is not None and parity.sqnr_db < least:
             # its scheme was requested, or data or runtime changed since
@@ -457,18 +456,3 @@ class CaseWork:
                     f"quantized graph outputs: {', '.join(names)}, so that the operators that make them run in "
                     "integers; their values are rounded; `quantize: {outputs: false}` keeps outputs in floating point"
                 )
-
-
-def _latency_warnings(measured: LatencyEvidence) -> Iterator[str]:
-    """The change of the processor's speed, and notes of the runtime on the compared models, each once."""
-    if abs(measured.drift) > DRIFT:
-        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
-        yield f"{changed}: trust the ratio, not the milliseconds"
-    roles: dict[str, list[str]] = {}
-    samples = {role: measured.samples[role] for role in _COMPARED if role in measured.samples}
-    for role, taken in samples.items():
-        for note in taken.notes:
-            roles.setdefault(note, []).append(role)
-    if len({taken.launched_singly for taken in samples.values()}) > 1:
-        roles[MIXED_LAUNCHES] = list(samples)
-    yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())

@@ -16,7 +16,7 @@ from stand_ins import simulate_times
 
 from qdqspec.app.cli import _parsed
 from qdqspec.app.cli.asked import GROUPS
-from qdqspec.app.session.plan import Plan
+from qdqspec.app.session.result import Plan
 from qdqspec.errors import BackendError, DataError
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
 from qdqspec.types import Progress

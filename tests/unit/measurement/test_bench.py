@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.app.evidence.culprits import noisiest
+from qdqspec.app.evidence.parity import noisiest
 
 powers = st.lists(st.floats(0, 1e6), max_size=60)
 

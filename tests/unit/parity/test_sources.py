@@ -10,7 +10,7 @@ from PIL import Image
 
 from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.shapes import InputSpec
-from qdqspec.app.preparation.cached import data_digest
+from qdqspec.app.preparation.stored import data_digest
 from qdqspec.errors import DataError
 from qdqspec.types import Data, ImageRules
 

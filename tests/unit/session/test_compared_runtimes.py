@@ -8,7 +8,7 @@ from pathlib import Path
 import other_fake
 import pytest
 
-from qdqspec.app.preparation.resources import lock_of
+from qdqspec.app.preparation.runtimes import lock_of
 from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError

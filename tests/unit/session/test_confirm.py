@@ -15,7 +15,7 @@ from lab import known
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import proved_text
-from qdqspec.app.session.confirm import APART_SECONDS, MOST_TIMES, confirm
+from qdqspec.app.session.confirm import MOST_TIMES, confirm
 from qdqspec.search.limits import Limits
 from qdqspec.types import (
     Consumer,
@@ -135,7 +135,7 @@ def test_an_undecided_measurement_is_repeated(measured: list[Interval], selected
     found = confirmed(bench, wait=waited.append)
     assert found.choice.placement == selected
     assert len(bench.asked) == len(measured)
-    assert waited == [APART_SECONDS] * (len(measured) - 2)
+    assert waited == [4.0] * (len(measured) - 2)
     if selected == FAST:
         assert found.latency.ratios["tuned"] == measured[-1]
         assert found.latency.ratios["everything"] == SURE["everything"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import pytest
-from installed import require_rtx
 from written_cases import check_of, digits_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart
@@ -20,7 +19,7 @@ from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.types import Case, Evidence, InputShape, LayerTime, ShapeProfile, TuneRules
+from qdqspec.types import Case, Evidence, LayerTime, TuneRules
 
 CHECKS = (
     check_of("speedup", min=1.1),
@@ -152,25 +151,3 @@ def test_an_objective_of_times_needs_a_clock(clockless: Session, case: Case, obj
 def test_a_study_needs_a_clock(session: Session, case: Case) -> None:
     with pytest.raises(ConfigError, match="a study times its candidates"):
         session.study(case)
-
-
-# ---- the real compiler --------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_compiler_without_a_device_gives_a_placement(case: Case, tmp_path: Path) -> None:
-    require_rtx()
-    builds = check_of("builds", backend="tensorrt-rtx", **{"for": ["SM86", "SM120"], "min_8bit": 0.5})
-    shapes = (ShapeProfile(shapes={"input": InputShape.of((1, 1, 16, 16))}),)
-    inputs = replace(case.inputs, profiles=shapes)
-    case = replace(case, inputs=inputs, tune=TuneRules(), checks=(*CHECKS, builds))
-    with Session(backend="tensorrt-rtx", root=tmp_path) as opened:
-        found = evidence_of(opened, case)
-        verdicts = {each.kind: opened.judge(case, each).verdict for each in case.checks}
-    assert found.status == "untimed"
-    assert found.parity.computed_by == "onnxruntime"
-    assert found.parity.sqnr_db >= 20
-    assert found.search.coverage.kernels > found.search.coverage.conversions > 0
-    assert verdicts["builds"].outcome == "pass"
-    assert verdicts["parity"].outcome == "pass"
-    assert verdicts["speedup"].outcome == "inconclusive"

@@ -12,7 +12,7 @@ from sessions import Open
 from written_cases import check_of, normal, written_case
 
 from qdqspec import find_culprits
-from qdqspec.app.evidence.culprits import culprits_of
+from qdqspec.app.evidence.parity import culprits_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import load_model

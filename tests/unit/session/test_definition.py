@@ -1,23 +1,38 @@
-"""Models that a runtime does not compute as ONNX defines them: a warning, and figures against the definition."""
+"""Models that a runtime refuses, or does not compute as ONNX defines them: lint, warnings, and parity."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from arrays import arrays_of
 from graph_text import saved
-from refused_models import integers_with_other_values
+from refused_models import (
+    integers_with_other_values,
+    mixed_float_types,
+    pad_that_no_run_survives,
+    pair_that_no_build_takes,
+)
 from stand_ins import Doubling
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec.app.cli import main
-from qdqspec.app.preparation.auxiliary_runs import compared_with_definition
+from qdqspec.app.evidence.builds import lint_and_load
+from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.app.session import Session
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
+from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.graph.model import Model, load_model
+from qdqspec.qdq.lint import lint_model
+from qdqspec.qdq.lint.rules import named_node
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Finding
 
 RANDOM = np.random.default_rng(11)
 
@@ -112,3 +127,140 @@ def test_the_errors_of_integer_operators_are_the_runtime_s(tmp_path: Path) -> No
         parity = session.work(case).parity_with(quantized)
     (quantization,) = parity.quantization
     assert quantization.sqnr_db > 25
+
+
+TARGET = "onnxruntime-cpu"
+
+
+def refused(model: Path | Model, target: str = TARGET) -> list[Finding]:
+    found = lint_and_load(load_model(model) if isinstance(model, Path) else model, target)
+    return [finding for finding in found.findings if finding.severity == "refused"]
+
+
+@pytest.mark.parametrize(
+    ("write", "rule", "words"),
+    [
+        (pair_that_no_build_takes, "RUN001", "output_dtype INT8 does not match"),
+        (pad_that_no_run_survives, "RUN002", "idx=4 must be within"),
+    ],
+)
+def test_a_failure_of_the_optimized_model_alone_is_refused(
+    write: Callable[[Path], Path], rule: str, words: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model.onnx")
+    found = refused(path)
+    if not found:
+        pytest.skip("this ONNX Runtime optimizes the model to one that runs")
+    (finding,) = found
+    assert finding.id == rule
+    assert words in finding.message
+    assert "\n" not in finding.message
+    assert str(tmp_path) not in finding.message
+    assert "without the runtime's optimizations" in finding.cure
+    assert finding.source.startswith("runtime: onnxruntime ")
+
+
+def test_a_run_with_other_values_than_defined_is_refused(tmp_path: Path) -> None:
+    path = integers_with_other_values(tmp_path / "model.onnx")
+    feed = {"x": np.random.default_rng(0).integers(-2000, 2000, (4, 16, 16)).astype(np.int32)}
+    if compared_with_definition(load_model(path), [feed], OnnxRuntime(), BuildOptions()).holds:
+        pytest.skip("this ONNX Runtime computes the model as ONNX defines it")
+    (finding,) = refused(path)
+    assert finding.id == "RUN003"
+    assert finding.node == "MatMul_y"
+    assert "dB against its definition at output 'y'" in finding.message
+    assert "computes other values" in lint_and_load(load_model(path), TARGET).note
+
+
+@pytest.mark.parametrize("target", hooks.all_names("lint_targets"))
+def test_a_node_of_two_float_types_is_refused_on_every_target_once(target: str, tmp_path: Path) -> None:
+    path = mixed_float_types(tmp_path / "mixed.onnx")
+    assert not [f for f in lint_model(load_model(path), target) if f.severity == "refused"]
+    nodes = [finding.node for finding in refused(path, target)]
+    assert nodes[0] == "Conv_y"
+    assert nodes.count("Conv_y") == 1
+
+
+def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path: Path) -> None:
+    """A wrong shape of an output: ONNX's checker refuses it, ONNX Runtime gives the right one."""
+    proto = small_model()
+    proto.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = 777
+    found = lint_and_load(Model(proto), TARGET)
+    assert found.loaded
+    assert [(f.id, f.severity) for f in found.findings if f.id == "ONX001"] == [("ONX001", "note")]
+    assert next(f.id for f in lint_and_load(Model(proto), TARGET, loads=False).findings) == "ONX001"
+
+
+def test_a_float_model_has_no_findings_and_names_the_runtime(models: Path) -> None:
+    found = lint_and_load(load_model(models / "digits_resnet.onnx"), TARGET)
+    assert found.findings == ()
+    assert found.note == f"onnxruntime {OnnxRuntime().probe().facts['onnxruntime']} loaded it"
+
+
+def test_a_model_is_not_loaded_where_the_runtime_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(pair_that_no_build_takes(tmp_path / "pair.onnx"))
+    missing = Availability(usable=False, why="onnxruntime is not installed")
+    monkeypatch.setattr(OnnxRuntime, "probe", lambda *_: missing)
+    found = lint_and_load(model, TARGET)
+    assert found.note == "static rules only, not loaded: onnxruntime is not installed"
+    assert found.findings == lint_model(model, TARGET)
+
+
+def test_another_version_of_the_runtime_does_not_judge_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Availability(usable=True, facts={"tensorrt": "11.0.1"})
+    monkeypatch.setattr(TensorRt, "probe", lambda *_: here)
+    model = Model(small_model())
+    assert lint_and_load(model, "tensorrt-10.9").missing == "tensorrt 11.0.1 is installed, not 10.9"
+    assert "is installed, not" not in lint_and_load(model, "tensorrt-11").missing
+
+
+def test_a_runtime_that_needs_shapes_is_left_out_where_they_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = load_model(pair_that_no_build_takes(tmp_path / "pair.onnx", rows="n"))
+    proto = onnx.load(tmp_path / "pair.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "k"
+    unknown = Model(proto)
+    assert lint_and_load(unknown, TARGET).missing == ""
+    able = OnnxRuntime.capabilities
+    monkeypatch.setattr(OnnxRuntime, "capabilities", lambda *each: replace(able(*each), needs_shapes=True))
+    left_out = lint_and_load(unknown, TARGET)
+    assert left_out.missing.endswith("needs the size of each dimension of its inputs")
+    assert left_out.refusal is None
+    assert lint_and_load(batched, TARGET).missing == ""
+
+
+def test_a_run_that_fails_without_optimizations_too_is_no_finding() -> None:
+    """Random values may be wrong for a model."""
+    model = Model(small_model())
+    found = lint_and_load(model, TARGET, feed={"x": np.ones((1, 2, 8, 8), np.float32)})
+    assert found.loaded
+
+
+def test_a_build_that_takes_too_long_is_not_a_refusal(tmp_path: Path) -> None:
+    model = load_model(mixed_float_types(tmp_path / "mixed.onnx"))
+    found = lint_and_load(model, TARGET, options=BuildOptions(build_seconds=1e-6))
+    assert found.missing.endswith("took longer than 1e-06 s")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("(op_type:Relu, node name: two): W has inconsistent type", "two"),
+        ("Type Error: bound to different types in node (two).", "two"),
+        ("Node (two_q) Op (QuantizeLinear)", ""),
+        ("Cannot compile for target(s) sm86: the same type. In compileGraph at codeGenerator.cpp:2012)", ""),
+        ("Cannot compile operation 'type' for Turing", "type"),
+        ("Quantized constant (s) is only allowed before DQ", "type"),
+        ("No kernel for node two.", "two"),
+        ("Mismatched type for tensor 2012.1_myl0_2, f8 vs. expected type:i8", "two"),
+    ],
+)
+def test_a_node_is_found_in_the_words_of_a_runtime(tmp_path: Path, text: str, node: str) -> None:
+    """Names of tensors may be numbers, and words."""
+    graph = "g (float[4] x) => (float[4] y) { [type] s = Relu(x) [two] a = Relu(s) [three] y = Relu(a) }"
+    proto = onnx.load(saved(tmp_path / "m.onnx", graph))
+    proto.graph.node[1].output[0] = proto.graph.node[2].input[0] = "2012"
+    assert named_node(Model(proto), text) == node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -82,15 +83,20 @@ def test_an_error_of_a_metric_is_in_table_record_and_result(open_session: Open, 
     ("change", "problem"),
     [
         ({"metric": "mine"}, "raised KeyError"),
-        ({"metric": "unknown"}, "unknown metric 'unknown'"),
+        ({"metric": "min"}, r":7: .*unknown metric 'min' \(did you mean 'mine'\?\)"),
         ({"metric": "top1"}, "label 7000000 is no class"),
+        ({"metric": "top1", "evaluation": None}, ":7: .*there is no evaluation data"),
+        ({"metric": "top1", "evaluation": "unlabelled.npz"}, "no array 'labels'"),
     ],
 )
 def test_an_error_of_a_metric_fails_only_the_check_that_needs_it(
-    open_session: Open, case: Case, change: dict[str, str], problem: str
+    open_session: Open, case: Case, project: Path, change: dict[str, Any], problem: str
 ) -> None:
     """If no other check needs a search, the error is raised before it."""
-    accuracy = check_of("accuracy", min=0.0, **change)
+    np.savez(project / "unlabelled.npz", x=normal(4, 8, 12, 12))
+    name = change.pop("evaluation", "data.npz")
+    case = replace(case, inputs=replace(case.inputs, evaluation=name and project / name))
+    accuracy = replace(check_of("accuracy", min=0.0, **change), line=7)
     alone, beside = replace(case, checks=(accuracy,)), replace(case, checks=(case.checks[0], accuracy))
     session = open_session(metrics={"mine": Fails(1)})
     with pytest.raises(QdqspecError, match=problem):
@@ -141,34 +147,11 @@ def test_samples_that_do_not_fill_a_batch_are_scored_once_and_noted(open_session
     for lengths, labels in seen:
         assert set(lengths.values()) == {4}
         assert labels == [0, 1, 2, 3]
-    warnings = session.record().cases[0].evidence.warnings
-    filled_up, unscaled = (warning for warning in warnings if warning.startswith("data.npz"))
-    assert "4 samples do not fill batches of 3: the last one is filled up with 2" in filled_up
-    assert "array 'x' is uint8 and is given to the model as float32, unscaled" in unscaled
+    notes = [text for text in session.record().cases[0].evidence.warnings if text.startswith("data.npz")]
+    assert len(notes) == 2  # samples that are repeated, and integers
 
 
 # ---- the time limit of a run --------------------------------------------------------------------
-
-
-def test_the_time_left_decreases_to_zero(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_session()._seconds_left() is None
-    session = open_session(time_limit=100.0)
-    started = session._started[1]
-    for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
-        monkeypatch.setattr("qdqspec.app.session.session.time.monotonic", lambda now=now: started + now)
-        assert session._seconds_left() == pytest.approx(left)
-
-
-def test_a_check_not_started_within_the_time_limit_is_inconclusive(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = open_session(time_limit=100.0, metrics={"mine": lambda *_: 1.0})
-    monkeypatch.setattr(Session, "_seconds_left", lambda _: 0.0)
-    result = session.judge(case, case.checks[0])
-    assert result.verdict.outcome == "inconclusive"
-    assert result.verdict.headline == "not decided within the time limit of 1 min 40 s"
-    assert not is_searched(session)
-    assert "size inconclusive" in summary_table(session.record())
 
 
 def test_a_failing_check_is_inconclusive_if_the_time_limit_ended_the_search(

@@ -17,13 +17,12 @@ from graph_text import saved
 from onnx import TensorProto
 from sessions import Open
 
-from qdqspec.app.preparation.candidates import note_float_types
+from qdqspec.app.preparation.files import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.backends.onnxruntime.engine import everything, half_model
+from qdqspec.backends.onnxruntime.engine import everything
 from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
-from qdqspec.graph.definition import reference_outputs
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import import_placement
@@ -233,23 +232,3 @@ def test_the_float16_reference_is_timed_on_request_or_if_the_backend_computes_in
     assert ("float16" in {other["role"] for other in recorded["others"]}) == timed
     notes = [warning for warning in evidence.warnings if "few float16 kernels" in warning]
     assert len(notes) == (timed and not computes)
-
-
-def test_a_float16_model_has_no_separate_float16_reference(open_session: Open, model: Path) -> None:
-    half = half_model(load_model(model), model)
-    onnx.save(half, model.with_name("half.onnx"))
-    evidence = open_session().evidence(case_of(model.with_name("half.onnx"), float16=True), EVIDENCE)
-    assert "float16" not in evidence.latency.samples
-
-
-def test_the_float16_reference_has_float32_inputs_and_similar_outputs(model: Path, tmp_path: Path) -> None:
-    proto = half_model(load_model(model), model, keep_io=True)
-    path = tmp_path / "half.onnx"
-    onnx.save(proto, path)
-    onnx.checker.check_model(str(path), full_check=True)
-    assert {tensor.data_type for tensor in proto.graph.initializer} == {TensorProto.FLOAT16}
-    feeds = {"x": np.random.default_rng(1).normal(size=(1, 8, 12, 12)).astype(np.float32)}
-    expected, found = (reference_outputs(file, feeds)["y"] for file in (model, path))
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
-    assert not np.array_equal(found, expected)

@@ -12,7 +12,14 @@ import pytest
 from written_cases import check_of
 
 from qdqspec._core.config import Settings
-from qdqspec.app.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
+from qdqspec.app.evidence.regression import (
+    CLOSE_BUILDS,
+    CLOSE_ROUNDS,
+    FIRST_BUILDS,
+    FIRST_ROUNDS,
+    Gate,
+    Gatekeeper,
+)
 from qdqspec.checks.baselines import Conditions, rules_of, update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
@@ -122,18 +129,6 @@ def test_without_a_baseline_nothing_is_timed_and_the_command_that_writes_it_is_r
     assert only(bench.gate(machine, **words)).command == f"pytest {COMMAND} {device} --qdq-update=new"
     in_ci = only(bench.gate(machine, in_ci=True)).command
     assert in_ci == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
-
-
-def test_renewed_entries_are_kept_and_reported(bench: Bench) -> None:
-    bench.renew(Machine(seed=1), "new")
-    written = only(bench.renew(Machine(0.5, seed=2)))
-    assert [round(figure.ratio.median, 1) for figure in written.history] == [0.6, 0.5]
-    other = bench.file.with_name("other-device.json")
-    other.write_text(unsigned(bench.file.read_text()).replace("sample-device", "other-device"))
-    found = only(bench.gate(Machine(0.5, seed=3)))
-    assert [figure.device for figure in found.history] == [DEVICE.key] * 2
-    assert found.history[-1].ratio == found.baseline
-    assert [figure.device for figure in found.elsewhere] == ["other-device"]
 
 
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""A model that is given quantized: its float form is the reference, and the model as given is a candidate."""
+"""Models that are given quantized, and scales taken from the quantized models that a search starts from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
+from graph_text import model_of, saved
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from random_models import ranges_for
 from written_cases import digits_case
 
+from qdqspec.app.preparation.correcting import without_overflows
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.start import kept_scales
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.storage import save_model
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.quantizer import Quantizer, weight_key
 from qdqspec.qdq.scheme_file import apply_scheme, read_scheme
 from qdqspec.qdq.strip import strip_qdq
-from qdqspec.types import Case, PatternRules, QuantizeRules, TuneRules
+from qdqspec.types import Case, Consumer, PatternRules, Placement, QuantizeRules, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 STATIC = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
@@ -37,7 +45,7 @@ def simulated(tmp_path: Path) -> Iterator[Session]:
 
 
 @pytest.fixture
-def case(models: Path, tmp_path: Path) -> Case:
+def given_case(models: Path, tmp_path: Path) -> Case:
     case = digits_case(models, tmp_path, 4, quantize=QuantizeRules(corrections="none"))
     return replace(case, model=STATIC)
 
@@ -53,15 +61,18 @@ def test_the_reference_is_the_float_form(session: Session, form: str, models: Pa
     assert given.where == str(path)
     assert given.sha256 != load_model(path).sha256, "what is known of the model as given holds for another"
     assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
-    assert work.prepared.reference.parent == work.prepared.output  # the copy of it among the results
     assert any("the model is given quantized" in note for note in work.prepared.warnings)
 
 
-def test_the_search_starts_from_placement_and_scales_of_the_given_model(session: Session, case: Case) -> None:
-    plain = session.work(case).prepared
-    float_model = session.work(case).prepared.given.path
+def test_the_search_starts_from_placement_and_scales_of_the_given_model(
+    session: Session, given_case: Case
+) -> None:
+    plain = session.work(given_case).prepared
+    float_model = session.work(given_case).prepared.given.path
     assert float_model is not None
-    asked = session.work(replace(case, model=float_model, tune=TuneRules(start_from=(STATIC,)))).prepared
+    asked = session.work(
+        replace(given_case, model=float_model, tune=TuneRules(start_from=(STATIC,)))
+    ).prepared
     everything = plain.space.resolve(plain.space.everything())
     assert plain.start_scales.ranges == asked.start_scales.ranges
     assert len(plain.start_scales.ranges) > 10
@@ -69,8 +80,8 @@ def test_the_search_starts_from_placement_and_scales_of_the_given_model(session:
         np.testing.assert_array_equal(plain.numbers.params(site).scale, asked.numbers.params(site).scale)
 
 
-def test_the_model_as_given_is_built_after_the_reference(simulated: Session, case: Case) -> None:
-    result = simulated.tune(replace(case, tune=TuneRules(trials=3)))
+def test_the_model_as_given_is_built_after_the_reference(simulated: Session, given_case: Case) -> None:
+    result = simulated.tune(replace(given_case, tune=TuneRules(trials=3)))
     given = [trial for trial in result.trials if trial.phase == "given"]
     assert [trial.number for trial in given] == [1]
     assert given[0].ok
@@ -80,9 +91,11 @@ def test_the_model_as_given_is_built_after_the_reference(simulated: Session, cas
     assert "given" in result.latency.ratios or result.search.winner.given
 
 
-def test_the_model_as_given_may_be_selected_and_is_written_unchanged(simulated: Session, case: Case) -> None:
+def test_the_model_as_given_may_be_selected_and_is_written_unchanged(
+    simulated: Session, given_case: Case
+) -> None:
     """The budget ends before the search has other candidates."""
-    only_given = replace(case, tune=TuneRules(trials=1))
+    only_given = replace(given_case, tune=TuneRules(trials=1))
     result = simulated.tune(only_given)
     assert result.search.winner.given
     assert not result.search.unchanged
@@ -92,12 +105,10 @@ def test_the_model_as_given_may_be_selected_and_is_written_unchanged(simulated: 
     assert read_scheme(scheme).placement.sites == result.search.winner.sites
     again = apply_scheme(load_model(result.evidence.output / "reference.onnx"), scheme)
     assert is_quantized(Model(again.proto))
-    cached = simulated.tune(only_given)
-    assert cached.search.winner == result.search.winner
 
 
-def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case: Case) -> None:
-    result = session.tune(replace(case, tune=TuneRules(trials=2, min_sqnr_db=200.0)))
+def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, given_case: Case) -> None:
+    result = session.tune(replace(given_case, tune=TuneRules(trials=2, min_sqnr_db=200.0)))
     (given,) = (trial for trial in result.trials if trial.placement.given)
     assert given.ok
     assert given.sqnr_db is not None
@@ -106,8 +117,8 @@ def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, case:
     assert any("which misses the limits" in text for text in result.evidence.warnings)
 
 
-def test_a_given_model_with_excluded_pairs_is_no_candidate(simulated: Session, case: Case) -> None:
-    denied = replace(case, tune=TuneRules(trials=2), patterns=PatternRules(deny=("Conv",)))
+def test_a_given_model_with_excluded_pairs_is_no_candidate(simulated: Session, given_case: Case) -> None:
+    denied = replace(given_case, tune=TuneRules(trials=2), patterns=PatternRules(deny=("Conv",)))
     result = simulated.tune(denied)
     assert not any(trial.placement.given for trial in result.trials)
     assert any("the model as given is no candidate" in text for text in result.evidence.warnings)
@@ -123,3 +134,92 @@ def test_a_comparison_of_models_takes_the_quantized_one_as_it_is(session: Sessio
     assert float_form is not None
     assert work.parity_with(path).sqnr_db > 100
     assert work.parity_with(float_form).sqnr_db < 60
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    rules = QuantizeRules(corrections="none", calibration="entropy")
+    return digits_case(models, tmp_path, 4, quantize=rules)
+
+
+@pytest.fixture
+def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
+    """The model quantized with other ranges than those of the case."""
+    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).prepared
+    placement = own.space.resolve(own.space.everything())
+    path = tmp_path / "trained.onnx"
+    save_model(insert_qdq(own.model, placement, own.numbers).proto, path)
+    return own, placement, path
+
+
+def started(session: Session, case: Case, path: Path) -> Prepared:
+    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
+
+
+def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
+    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
+) -> None:
+    own, placement, path = trained
+    plain, kept = session.work(case).prepared, started(session, case, path)
+    again = started(session, replace(case, quantize=replace(case.quantize, scales="recalibrate")), path)
+    for site in placement.ordered:
+        params = [each.numbers.params(site) for each in (own, kept, plain, again)]
+        np.testing.assert_allclose(params[1].scale, params[0].scale, rtol=1e-6)
+        assert (params[1].zero_point == params[0].zero_point).all()
+        np.testing.assert_array_equal(params[3].scale, params[2].scale)
+    activations = [site for site in placement.ordered if not site.weight]
+    assert any((plain.numbers.params(s).scale != own.numbers.params(s).scale).any() for s in activations)
+    assert any("scales of" in note and "are kept" in note for note in kept.warnings)
+    assert not any("scales of" in note for note in started(session, case, case.model).warnings)
+
+
+def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
+    own, placement, _ = trained
+    numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
+    save_model(insert_qdq(own.model, placement, numbers).proto, tmp_path / "q.onnx")
+    notes: list[str] = []
+    paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
+    kept = kept_scales(own.model, paths, notes.append)
+    weights = {weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"}
+    assert weights == kept.weights.keys()
+    assert not any("overflow" in note for note in notes)
+    saturating = Quantizer(own.model, ranges_for(own.model), reduce_range=True)
+    fewer = without_overflows(kept.weights, saturating, notes.append)
+    assert len(fewer) < len(kept.weights)
+    assert any((each > kept.weights[key]).any() for key, each in fewer.items()), "of channels"
+    assert any("would overflow" in note for note in notes)
+
+
+def test_scales_of_a_weight_with_other_values_are_not_kept(tmp_path: Path) -> None:
+    """quantize_static quantizes the weight of a Conv before BatchNormalization is folded into it."""
+    model = model_of(
+        """(float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y)
+        <float[4] ones = {1, 1, 1, 1}, float[4] variance = {9, 9, 9, 9}> {
+            c = Conv (x, w)
+            y = BatchNormalization (c, ones, ones, ones, variance)
+        }""",
+        w=(4, 4, 1, 1),
+    )
+    site = Site(tensor="w", consumers=(Consumer("c", 1),), format="int8", axis=0, weight=True)
+    placement = Placement(sites=frozenset({site}))
+    path, notes = tmp_path / "q.onnx", list[str]()
+    save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, path)
+    kept = kept_scales(model, [path], notes.append)
+    assert kept.weights.keys() == {weight_key(site)}
+    assert not kept_scales(fold_weights(model).model, [path], notes.append).weights
+    assert "q.onnx: the scales of 1 weight are not kept: they are for other values" in notes[-1]
+
+
+def test_scales_of_a_weight_with_another_zero_point_are_not_kept(tmp_path: Path) -> None:
+    """quantize_static gives a constant of Add uint8 and zero point 0; with 128 the same scale would clip it."""
+    quantized = model_of(
+        """(float[1, 4] x) => (float[1, 4] y) <float s = {0.02}, uint8 z = {0}, float k = {3.0}> {
+            q = QuantizeLinear (k, s, z)
+            d = DequantizeLinear (q, s, z)
+            y = Add (x, d)
+        }"""
+    )
+    path = tmp_path / "q.onnx"
+    onnx.save(quantized.proto, path)
+    model = Model(strip_qdq(quantized).proto)
+    assert not kept_scales(model, [path], [].append).weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from chains import SHAPE
 
-from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
+from qdqspec._core.arrays import Array
+from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
-from qdqspec.app.session.oracle import RehearsalOracle, Rehearser
+from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.errors import BackendError
 from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.types import Case, Placement, Trial
+from qdqspec.search.limits import MetricLimit
+from qdqspec.types import AccuracyRules, Case, Placement, Trial
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     everything = space.resolve(space.everything())
     rehearsed = oracle.predicted_db(everything)
     assert rehearsed is not None
-    assert oracle.doubt_db == Offset().first_doubt_db
+    assert oracle.doubt_db == FIRST_DOUBT_DB
     oracle.learn(trial(everything, rehearsed - 2))
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
     oracle.difference.learn(rehearsed - 2, rehearsed - 3, everything)
@@ -142,3 +144,30 @@ def test_a_model_as_it_was_given_is_not_rehearsed(
     assert oracle.predicted_db(replace(everything, given=True)) is None
     assert oracle.predicted_db(everything) is not None
     assert not notes
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(0.0, True), (0.5, False)])
+def test_the_metric_of_a_placement_is_expected_as_rehearsed_with_the_loss_of_builds(
+    session: Session, case: Case, project: Path, lost: float, kept: bool
+) -> None:
+    def size(outputs: Mapping[str, Array], labels: Array) -> float:
+        return float(np.abs(outputs["y"]).mean())
+
+    inputs = replace(case.inputs, evaluation=project / "data.npz")
+    prepared = session.work(replace(case, inputs=inputs, metrics={"size": size})).prepared
+    space, scores = prepared.space, prepared.scores
+    everything = space.everything()
+    some = dict(list(everything.items())[1:])  # with less noise: its loss applies to both
+    reference = scores.of_reference("size", None).value
+    with Rehearser(prepared, prepared.comparison_data()) as rehearser:
+        placed = [space.resolve(each) for each in (some, everything)]
+        values = [scores.of_engine(rehearser.rehearsal.engine(each), "size", None).value for each in placed]
+        rules, least = AccuracyRules(metric="size", min=0.0), min(values) - 0.1
+        limit = MetricLimit(least=least, rules=rules, reference=reference, samples=4, score=lambda _: 0.0)
+        oracle = RehearsalOracle(rehearser, space, [].append, metric=RehearsedMetric(scores, limit))
+        assert oracle.keeps_metric(placed[0]) is True
+        db = oracle.predicted_db(placed[0])
+        assert db is not None
+        oracle.learn(trial(placed[0], db, accuracy=values[0] - lost))
+        assert oracle.keeps_metric(placed[1]) is kept
+        assert ("and not built: 1 rehearsed placement" in oracle.refused_text) is not kept

@@ -18,8 +18,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.compare import compare_outputs
 from qdqspec.app.evidence.parity import SideBySide
-from qdqspec.app.preparation.auxiliary_runs import ARITHMETIC
-from qdqspec.app.preparation.resources import Resources
+from qdqspec.app.preparation.runtimes import ARITHMETIC, Resources
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine

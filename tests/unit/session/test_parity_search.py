@@ -1,8 +1,10 @@
-"""Inputs that fail a parity check are found, saved, and run again."""
+"""Inputs that fail a parity check are found, saved, and run again, also by Polygraphy."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,10 +21,19 @@ from hypothesis.extra import numpy as hnp
 from stand_ins import RunsModels
 from written_cases import check_of, written_case
 
+from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.compare import Typical
 from qdqspec.app.cli import main
-from qdqspec.app.evidence.probes import SavedProbe, read_probe, search_input, write_probe
+from qdqspec.app.evidence.parity import both_models
+from qdqspec.app.evidence.probes import (
+    SavedProbe,
+    read_probe,
+    replay_failure,
+    save_replay,
+    search_input,
+    write_probe,
+)
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
@@ -237,3 +248,80 @@ def test_a_file_that_is_no_saved_input_is_an_error(tmp_path: Path, name: str, wo
     with pytest.raises(DataError, match=words) as caught:
         read_probe(tmp_path / f"{name}.npz")
     assert caught.value.where == str(tmp_path / f"{name}.npz")
+
+
+RELU = """net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) { y = Relu(x)  same = Neg(x) }"""
+# Saturates at 1: the third sample below is outside.
+RELU_TUNED = """net (float[batch,4] x) => (float[batch,4] y, float[batch,4] same) {
+  q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = Relu(d)  same = Neg(x) }"""
+
+
+@pytest.fixture
+def relu_case(tmp_path: Path) -> Case:
+    data = np.random.default_rng(0).uniform(-1, 1, (6, 4)).astype(np.float32)
+    data[2] = 3
+    return written_case(tmp_path, RELU, {"x": data})
+
+
+@pytest.fixture
+def relu_tuned(tmp_path: Path) -> Path:
+    numbers = {"s": np.float32(1 / 127), "z": np.int8(0)}
+    return saved(tmp_path / "relu_tuned.onnx", RELU_TUNED, opset=17, ir_version=8, **numbers)
+
+
+def _verdict(commands: str) -> int:
+    """The exit code of the last command; those before must succeed."""
+    *before, last = [
+        subprocess.run(
+            [str(Path(sys.executable).with_name("polygraphy")), *shlex.split(line)[1:]],
+            capture_output=True, text=True, timeout=300, check=False,
+        )
+        for line in commands.splitlines()
+    ]  # fmt: skip
+    assert all(done.returncode == 0 for done in before), before
+    assert "Pass Rate" in last.stdout, last
+    return last.returncode
+
+
+@pytest.mark.parametrize(
+    ("broken", "kept"),
+    [
+        ({"min_sqnr_db": 30}, {"min_sqnr_db": 3}),
+        ({"max_steps": 10, "outputs": ["y"]}, {"max_steps": 200}),
+        ({"min_sqnr_db": 30, "min_cosine": 0.5}, {"min_sqnr_db": 3, "min_cosine": 0.5}),
+    ],
+    ids=["sqnr", "steps", "two limits"],
+)
+def test_polygraphy_repeats_the_failure_of_the_worst_sample(
+    session: Session, relu_case: Case, relu_tuned: Path, broken: dict[str, object], kept: dict[str, object]
+) -> None:
+    prepared = session.work(relu_case).prepared
+    command = replay_failure(prepared, relu_tuned, params_of("parity", **broken), "parity")
+    assert "--onnxrt" in command
+    assert _verdict(command) == 1
+
+    feeds, _ = prepared.comparison_data()
+    worst = list(feeds)[2]
+    limits = params_of("parity", **kept)
+    with both_models(prepared, relu_tuned) as models:
+        looser = save_replay(prepared, relu_tuned, limits, "parity", worst, models.run(worst))
+    assert _verdict(looser) == 0
+
+
+def test_nothing_is_written_if_no_sample_breaks_a_limit(
+    session: Session, relu_case: Case, relu_tuned: Path
+) -> None:
+    prepared = session.work(relu_case).prepared
+    assert replay_failure(prepared, relu_tuned, params_of("parity", min_sqnr_db=3), "parity") == ""
+    assert not (prepared.output / "parity" / "parity").exists()
+
+
+def test_a_backend_without_a_runner_compares_the_outputs_that_were_saved(
+    session: Session, relu_case: Case, relu_tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = session.work(relu_case).prepared
+    without = replace(hooks.declaration_of(prepared.backend.name), polygraphy=())
+    monkeypatch.setattr(hooks, "declaration_of", lambda _: without)
+    command = replay_failure(prepared, relu_tuned, params_of("parity", min_sqnr_db=30), "parity")
+    assert "--onnxrt" not in command
+    assert _verdict(command) == 1

@@ -26,12 +26,10 @@ from written_cases import check_of
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
-from qdqspec.app.session.pipeline import FIRST_BUILDS, SECOND_BUILDS
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.launch import close_idle
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, StateError
-from qdqspec.search.journal import read_journal
 from qdqspec.types import (
     Case,
     CorrectionGain,
@@ -43,7 +41,6 @@ from qdqspec.types import (
     QuantizeRules,
     RegionRules,
     TensorParity,
-    TuneRules,
 )
 
 WRITTEN = {
@@ -103,16 +100,20 @@ def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
 
 
-def test_graph_outputs_are_quantized_on_request(open_session: Open, case: Case) -> None:
-    session = open_session()
-    asked = replace(case, quantize=QuantizeRules(outputs=True), tune=TuneRules(strategy="exhaustive"))
-    evidence = session.evidence(asked, ALL)
-    made = onnx.load(session.output(asked) / "tuned.onnx")
-    assert [o.name for o in made.graph.output] == ["y"]
-    assert next(node.op_type for node in made.graph.node if "y" in node.output) == "DequantizeLinear"
-    sites = json.loads((session.output(asked) / "scheme.json").read_text())["sites"]
-    assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
-    assert open_session().search(asked).winner == evidence.search.winner, "read from the cache"
+def test_two_searches_with_one_seed_have_the_same_journal(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    """The times of builds differ, and the digests of lines, which contain them."""
+    case, journals = replace(case, tune=replace(case.tune, trials=9)), []
+    for name in ("first", "second"):
+        words = {"fake.fail_rate": "0.2", "fake.seed": "5"}
+        session = open_session(words, output=tmp_path / name, no_cache=True, seed=3)
+        session.search(case)
+        changing = ("build_seconds", "sum")
+        journals.append(
+            [{k: v for k, v in line.items() if k not in changing} for line in lines(session.output(case))]
+        )
+    assert journals[0] == journals[1]
 
 
 # ---- cache --------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def with_tuned(session: Session, *scales: float) -> Session:
         if not scales:
             raise BackendError("no kernel")
         number = next(built)
-        measurement = (number >= FIRST_BUILDS) + (number >= FIRST_BUILDS + SECOND_BUILDS)
+        measurement = (number >= 2) + (number >= 2 + 4)  # builds of the first and the second one
         chosen = str(scales[min(measurement, len(scales) - 1)])
         return replace(options, extra={**options.extra, "fake.scale": chosen})
 
@@ -302,7 +303,6 @@ def test_modes_that_do_not_search_need_a_known_winner(open_session: Open, case: 
 def test_mode_measure_times_the_known_winner_and_mode_verify_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
     evidence = open_session(mode="measure").evidence(case, ALL)
-    assert evidence.latency.builds == 3
     assert evidence.latency.speedup.low > 1
     assert evidence.search.provenance.source == "cached"
     session = open_session(mode="verify")
@@ -433,40 +433,25 @@ def test_a_failed_search_is_not_repeated_for_other_checks(open_session: Open, ca
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-def test_the_journal_of_another_model_is_renamed_with_a_warning(open_session: Open, case: Case) -> None:
+@pytest.mark.parametrize("change", ["model", "device"])
+def test_the_journal_of_another_model_or_device_is_renamed_with_a_warning(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
-    onnx.save(chain_model(seed=1), case.model)
+    if change == "model":
+        onnx.save(chain_model(seed=1), case.model)
+    else:
+        monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
     resumed = open_session()
     evidence = resumed.evidence(case, frozenset())
     (warning,) = [text for text in evidence.warnings if "set aside" in text]
-    assert "model_sha256 was " in warning
     changed = ", ".join(f"Conv 'conv{number}' (weights)" for number in range(3))
-    assert f"3 nodes changed: {changed}" in warning
+    expected = {"model": f"3 nodes changed: {changed}", "device": "device was "}
+    assert expected[change] in warning
     assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
     assert "noise" in {line["phase"] for line in lines(resumed.output(case))}
-
-
-@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "interrupted"])
-def test_results_of_another_device_are_not_used(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, is_finished: bool
-) -> None:
-    first = open_session()
-    if is_finished:
-        first.search(case)
-    else:
-        interrupted(first, case, 2)
-    before = (first.output(case) / "trials.jsonl").read_bytes()
-    monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
-    second = open_session()
-    evidence = second.evidence(case, frozenset({"latency"}))
-    assert evidence.device.key == "other-device"
-    assert evidence.search.provenance.source == "measured"
-    folder = second.output(case)
-    assert (folder / "trials.previous.jsonl").read_bytes() == before
-    assert read_journal(folder / "trials.jsonl")[0]["device"] == "other-device"
-    assert {line["phase"] for line in lines(folder)} >= {"noise", "confirm"}
 
 
 # ---- bad input: one error that names the file ---------------------------------------------------
@@ -487,12 +472,9 @@ def test_invalid_input_is_one_error_that_names_the_file(
         assert str(project / name) in str(caught.value)
 
 
-@pytest.mark.parametrize("worker", [False, True])
 def test_an_output_folder_that_cannot_be_created_is_an_error(
-    open_session: Open, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
+    open_session: Open, case: Case, tmp_path: Path
 ) -> None:
-    if worker:
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     blocked = tmp_path / "blocked"
     blocked.write_text("a file stands where the folder should be")
     session = open_session(output=blocked)
@@ -576,25 +558,19 @@ def test_closing_a_session_ends_its_child_processes(
         else:
             if stage == "disk":
                 full = Mock(side_effect=OutputError("no space left"))
-                monkeypatch.setattr("qdqspec.app.preparation.candidates.save_model", full)
+                monkeypatch.setattr("qdqspec.app.preparation.files.save_model", full)
             with pytest.raises((BackendError, OutputError)):
                 session.search(case)
     assert children() == before
 
 
-@pytest.mark.parametrize(
-    ("sqnr_db", "asked", "limit"),
-    [(29.9, {"min_sqnr_db": 30.0}, "30"), (19.9, {}, "20"), (9.9, {"min_sqnr_db": "none"}, "")],
-    ids=["below the requested limit", "below the default limit", "without a limit"],
-)
-def test_a_model_below_its_limit_is_warned_about(
-    open_session: Open, case: Case, sqnr_db: float, asked: dict[str, Any], limit: str
-) -> None:
-    """For example, its scheme was requested, or data or runtime changed after it was selected."""
+def test_a_model_below_its_limit_is_warned_about(open_session: Open, case: Case) -> None:
+    """Data or runtime may have changed after it was selected."""
     with closing(open_session()) as session:
-        work = session.work(replace(case, tune=replace(case.tune, **asked)))
-        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
+        work = session.work(case)
+        output = TensorParity(name="y", sqnr_db=19.9, cosine=0.9, max_abs=1.0, max_steps=9.0)
         work._parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
-        warnings = " ".join(work.warnings)
-    found = f"on all evaluation data the tuned model has {sqnr_db:.1f} dB, below the limit of {limit} dB"
-    assert (found in warnings) == bool(limit)
+        found = (
+            "on all evaluation data the tuned model has 19.9 dB, below the limit of 20 dB (tune.min_sqnr_db)"
+        )
+        assert found in work.warnings

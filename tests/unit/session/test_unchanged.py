@@ -1,21 +1,23 @@
-"""Reasons of a search that selected the reference, the candidates that it did not select, and their kernels."""
+"""Results of searches: reasons of a search that selected the reference, kernels of candidates, and errors of blocks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from written_cases import normal, written_case
 
-from qdqspec.app.evidence.kernels import quantized_work, rejected_candidates
+from qdqspec.app.evidence.builds import quantized_work, rejected_candidates
+from qdqspec.app.report.facts import errors_table
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.tables import summary_table
-from qdqspec.app.session import Session
-from qdqspec.app.session.outcome import cut_short_text
+from qdqspec.app.session import Session, pipeline
+from qdqspec.app.session.pipeline import cut_short_text
 from qdqspec.checks.rejected import kernel_lines
 from qdqspec.search.limits import Limits
 from qdqspec.types import (
@@ -84,9 +86,6 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(case: Cas
     assert kernel_lines(search)[-1].endswith(floats)
     (read,) = record_from_json(record_to_json(record)).cases
     assert read.evidence.search.rejected == search.rejected
-    _, _, again = tuned(case, integer=3.0)
-    assert again.provenance.source == "cached"
-    assert again.rejected == search.rejected
 
 
 def test_the_reason_is_that_no_candidate_is_within_the_limits_or_faster(case: Case) -> None:
@@ -204,3 +203,46 @@ def test_the_time_of_a_candidate_is_divided_into_conversions_and_kernels() -> No
     assert (kernels.conversions_ms, kernels.slower_ms, kernels.faster_ms) == (0.5, 0.5, -0.75)
     assert [place.place for place in kernels.slower] == ["conv"]
     assert [place.place for place in kernels.faster] == ["gemm"]
+
+
+@pytest.fixture
+def time_for_errors(fast_integers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that build the same placements, and have time for the error of each block, on any machine."""
+    monkeypatch.setattr(pipeline, "_result", partial(pipeline._result, errors_share=1e3))
+
+
+def limited(models: Path, **more: object) -> dict[str, object]:
+    data = models.parent / "data" / "digits_calibration.npz"
+    return {"calibration": data, "corrections": "none", **more}
+
+
+@pytest.mark.usefixtures("time_for_errors")
+def test_a_search_with_a_limit_has_the_error_of_each_block(models: Path, tmp_path: Path) -> None:
+    words = limited(models, min_sqnr_db=45, trials=4)
+    with Session(output=tmp_path / "out", no_cache=True) as session:
+        result = session.tune(models / "digits_resnet.onnx", **words)
+        units = {unit.id for unit in session.work(result.evidence.case).prepared.space.units}
+    errors = result.search.errors
+    assert errors
+    assert {error.block for error in errors} <= units
+    assert [error.sqnr_db for error in errors] == sorted(error.sqnr_db for error in errors)
+
+
+@pytest.mark.usefixtures("time_for_errors")
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"min_sqnr_db": "none"}, "neither an accuracy constraint"),
+        ({"min_sqnr_db": 1, "exclude": ["*"]}, "no block can be quantized"),
+        ({"min_sqnr_db": 1, "backend": "fake"}, "simulated"),
+        ({"min_sqnr_db": 1}, "the search's time was over"),
+    ],
+)
+def test_errors_of_blocks_are_missing_with_a_reason(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object], why: str
+) -> None:
+    monkeypatch.setattr(pipeline, "_result", partial(pipeline._result, errors_share=0.0))
+    backend = {"backend": more.pop("backend")} if "backend" in more else {}
+    with Session(output=tmp_path / "out", no_cache=True, **backend) as session:
+        found = session.tune(models / "digits_resnet.onnx", **limited(models, trials=2, **more)).search
+    assert why in str(errors_table(found).rows)

@@ -1,38 +1,116 @@
-"""Runs of a model beside those that are timed: on the backend, or by the runtime that computes as ONNX defines it."""
+"""The runtimes of a case: the backend with its options and lock, and runs beside those that are timed.
+
+Such runs return inner tensors of a model, its outputs as ONNX defines them, or the kernels that the backend fuses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
 
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed, Reduction
+from qdqspec._core.config import Settings
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import noise_power, signal_power, sqnr_db
 from qdqspec.accuracy.rehearsal import Runtime
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.open_engines import engines_at_once
-from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
 from qdqspec.graph.definition import as_defined
 from qdqspec.graph.given import random_nodes
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
+from qdqspec.graph.ops import has_floats
+from qdqspec.graph.regions.search import groups_of
 from qdqspec.graph.storage import save_model
-from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence
+from qdqspec.search.loop import Watch
+from qdqspec.timing.lock import DeviceLock, log_wait
+from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
+
+
+@dataclass(kw_only=True)
+class Resources:
+    """The shared resources of a search, in which progress is reported under the name of its case."""
+
+    backend: Backend
+    options: BuildOptions
+    settings: Settings
+    watch: Watch | None = None
+    case: str = ""
+    lock: str = ""  # the name of the device's lock; none if it is empty
+    waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
+    seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
+
+    @property
+    def device(self) -> DeviceKey:
+        """The device that the backend runs on."""
+        return self.backend.device(self.options)
+
+    @property
+    def jobs(self) -> int:
+        """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
+        return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
+
+    @property
+    def engines(self) -> int:
+        """The number of engines of one model whose outputs are computed at the same time: on processors, one a core."""
+        on_cores = self.backend.capabilities(self.options).hardware == "cpu"
+        return engines_at_once(self.options.threads) if on_cores else 1
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """The lock of the device, for a measurement."""
+        if not self.lock:
+            return nullcontext()
+        return DeviceLock(self.lock, report=self.report_wait, waited=self.waits.append)
+
+    def waited(self) -> float:
+        """Seconds spent waiting for other runs on the device."""
+        return sum(self.waits)
+
+    def report_step(self, text: str, seconds_left: float | None = None) -> None:
+        """Report the beginning of a step outside a search, with the seconds that are left for it."""
+        if self.watch is not None:
+            self.watch(
+                Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
+            )
+
+    def report_wait(self, text: str) -> None:
+        """Report that this run waits for another one."""
+        if self.watch is None:
+            log_wait(f"{self.case}: {text}")
+        else:
+            self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
+
+
+def resources_of(settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> Resources:
+    """The resources of the backend that ``settings`` name, with each engine in a process of its own."""
+    backend = Isolated(settings.backend, device_key=device_key)
+    return Resources(backend=backend, options=BuildOptions.of(settings), settings=settings)
+
+
+def lock_of(resources: Resources) -> str:
+    """The name of the lock on the hardware, which other backends on the same hardware take too."""
+    own = backend_named(resources.settings.backend)  # without a changed key: the hardware is the same
+    hardware = own.capabilities(resources.options).hardware
+    if hardware == "cpu":
+        return hardware
+    return f"{resources.settings.device}-{hardware or own.device(resources.options).key}"
+
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
 SAMPLES = 4  # of the data, on which the given model is compared with its definition
@@ -263,3 +341,62 @@ def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
             node = model.producer[name]
             return f"{node.op_type} '{node.name}'"
     return ""
+
+
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+def fused_groups(prepared: Prepared) -> Groups:
+    """The nodes of each kernel of the float model, from a file or a build; none if the backend reports no kernels.
+
+    It is a build of the model in float16 if kernels of pairs fuse like those of float16.
+    """
+    model, backend, options = prepared.given, prepared.backend, prepared.options
+    if (file := prepared.case.regions.graph) is not None:
+        return groups_of_file(file, model)
+
+    def groups(path: Path, feed: Feed) -> Groups:
+        with closing(backend.build(path, options)) as engine:
+            engine.bind(feed)
+            return groups_of(engine.layers())
+
+    found, feed = None, prepared.sample
+    if prepared.capabilities.fuses_in_half and has_floats(model):
+        halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feed.items()}
+        try:
+            with TemporaryFolder() as folder:
+                found = groups(write_half(model, folder / "half.onnx", backend.name), halves)
+        except (ModelError, BackendError) as error:
+            prepared.note_once(
+                f"fusions were read from a build of the given model, not of its float16 form: {error.what}"
+            )
+    found = groups(require_path(model), feed) if found is None else found
+    if not found:
+        prepared.note_once(f"{backend.name} reports no kernels: regions follow structure instead")
+    return found
+
+
+def groups_of_file(path: Path, model: Model) -> Groups:
+    """The nodes of each kernel in a file of a runtime's tool; raises `StateError` if it has none of the model."""
+    refusal, advice = None, ""
+    for read in hooks.readers("exported"):
+        try:
+            found = read([path], model)
+        except BackendError as error:
+            refusal = refusal or error
+            continue
+        advice = advice or found.advice
+        groups = groups_of(found.layers)
+        if known := tuple(group for group in groups if not model.by_name.keys().isdisjoint(group)):
+            return known
+    if refusal is not None and not advice:
+        raise StateError(refusal.what, where=path, cure=refusal.cure)
+    raise StateError(f"no layer in it names a node of {model.where}", where=path, cure=advice or None)
+
+
+def write_half(model: Model, path: Path, backend: str, *, keep_io: bool = False) -> Path:
+    """Write a model in float16, by a hook of the backend; raises `ModelError` if it cannot be converted."""
+    convert = hooks.load(hooks.declaration_of(backend).float16 or hooks.default().float16)
+    proto = convert(model, require_path(model), keep_io=keep_io)
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")
+    return path

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings
+from qdqspec.app.evidence.timing import Measure
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.timing import Measure
 from qdqspec.checks.base import requested
 from qdqspec.checks.baselines import (
     Conditions,
@@ -84,22 +84,71 @@ class Gatekeeper:
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
     def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
-        update, file = self.settings.update, baseline_file(self.case, self.device)
-        if file is None or (self.settings.baseline == "off" and update is None):
+        settings, update, file = self.settings, self.settings.update, baseline_file(self.case, self.device)
+        if file is None or (settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
         known, reason, nodes = self._known(file, (self.case.id, name))
-        found: RegressionEvidence | None = None
+        blank = RegressionEvidence(
+            state="missing",
+            file=_shown(self.case, file),
+            command=self._command(name, "changed"),
+            baseline=known.ratio if known else None,
+            elsewhere=figures_elsewhere(file, (self.case.id, name)),
+        )
         if known is None or reason:
             if update is None or (update == "new" and reason):
-                found = self._refused(name, known, reason)
+                return replace(
+                    blank,
+                    state="unlike" if reason else "missing",
+                    command=self._command(name, "changed" if reason else "new"),
+                    reason=reason,
+                    required=settings.baseline == "require",
+                    ratio=ratio_interval(ratio_times(self.first)) if known else None,
+                )
         elif update != "all":
-            seen = self._look(known, allowed)
-            moved = judge_change(seen.change, allowed) != "pass" or is_stale(seen.change, allowed)
-            if update != "changed" or not moved:
-                found = self._compared(name, known, seen, allowed)
-        found = found or self._written(name, file, known, nodes)
-        elsewhere = figures_elsewhere(file, (self.case.id, name))
-        return replace(found, file=_shown(self.case, file), elsewhere=elsewhere)
+            first = self.first
+            if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
+                first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
+            seen = look(known, first, lambda: self._close, allowed)
+            stale = is_stale(seen.change, allowed)
+            if update != "changed" or (judge_change(seen.change, allowed) == "pass" and not stale):
+                if stale:
+                    self.note(
+                        f"the baseline of {self.case.id}::{name} is stale, the model became faster: {blank.command}"
+                    )
+                return replace(
+                    blank,
+                    state="compared",
+                    ratio=ratio_interval(ratio_times(seen.latency)),
+                    change=seen.change,
+                    looks=seen.number,
+                    builds=seen.latency.builds,
+                    recorded=known.recorded,
+                    notes=differences(known, self.conditions),
+                    history=history_of(known, self.device.key),
+                )
+        # the entry is written when the run ends; several processes may have entries for one file
+        entry = entry_from(self._close, self.conditions)
+        if known is not None:
+            entry = entry.after(known, changes(known, self.conditions, nodes))
+        renewal = Renewal(
+            file=file,
+            device=self.device.key,
+            name=(self.case.id, name),
+            old=known.ratio.median if known else None,
+            entry=entry,
+            nodes=self.conditions.nodes,
+        )
+        self._renewals.append(renewal)
+        return replace(
+            blank,
+            state="written",
+            ratio=entry.ratio,
+            builds=self._close.builds,
+            recorded=known.recorded if known else "",
+            notes=entry.changed,
+            history=history_of(entry, self.device.key),
+        )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str, str]:
         """The entry of a name, why it cannot be compared with, and the digests of its model's nodes."""
@@ -115,70 +164,11 @@ class Gatekeeper:
         nodes = baseline.models.get(entry.model_sha256, "")
         return entry, why_incomparable(entry, self.conditions, nodes), nodes
 
-    def _refused(self, name: str, known: Entry | None, reason: str) -> RegressionEvidence:
-        return RegressionEvidence(
-            state="unlike" if reason else "missing",
-            command=self._command(name, "changed" if reason else "new"),
-            reason=reason,
-            required=self.settings.baseline == "require",
-            baseline=known.ratio if known else None,
-            ratio=ratio_interval(ratio_times(self.first)) if known else None,
-        )
-
-    def _look(self, known: Entry, allowed: float) -> Look:
-        first = self.first
-        if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
-            first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
-        return look(known, first, lambda: self._close, allowed)
-
     @cached_property
     def _close(self) -> LatencyEvidence:
         """The more precise measurement, taken once; not needed if the reference itself is selected."""
         alone = ratio_times(self.first).alone
         return self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
-
-    def _compared(self, name: str, known: Entry, seen: Look, allowed: float) -> RegressionEvidence:
-        command = self._command(name, "changed")
-        if is_stale(seen.change, allowed):
-            self.note(f"the baseline of {self.case.id}::{name} is stale, the model became faster: {command}")
-        return RegressionEvidence(
-            state="compared",
-            command=command,
-            baseline=known.ratio,
-            ratio=ratio_interval(ratio_times(seen.latency)),
-            change=seen.change,
-            looks=seen.number,
-            builds=seen.latency.builds,
-            recorded=known.recorded,
-            notes=differences(known, self.conditions),
-            history=history_of(known, self.device.key),
-        )
-
-    def _written(self, name: str, file: Path, known: Entry | None, nodes: str) -> RegressionEvidence:
-        """The entry to write when the run ends; several processes may have entries for one file."""
-        latency = self._close
-        entry = entry_from(latency, self.conditions)
-        if known is not None:
-            entry = entry.after(known, changes(known, self.conditions, nodes))
-        renewal = Renewal(
-            file=file,
-            device=self.device.key,
-            name=(self.case.id, name),
-            old=known.ratio.median if known else None,
-            entry=entry,
-            nodes=self.conditions.nodes,
-        )
-        self._renewals.append(renewal)
-        return RegressionEvidence(
-            state="written",
-            command=self._command(name, "changed"),
-            baseline=known.ratio if known else None,
-            ratio=entry.ratio,
-            builds=latency.builds,
-            recorded=known.recorded if known else "",
-            notes=entry.changed,
-            history=history_of(entry, self.device.key),
-        )
 
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""

@@ -1,25 +1,31 @@
-"""Finished searches in the cache: trials, conclusions, tuned model and scheme, read back for an equal request.
+"""Searches on disk: the journal of a search, from which it resumes, and finished searches in the cache.
 
-Latency is not reused: a cached winner is always timed again.
+A finished search is read back for an equal request: trials, conclusions, tuned model and scheme. Latency is not reused:
+a cached winner is always timed again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
+from qdqspec._core.files import explained, remove_partial
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import from_data, to_data
 from qdqspec.accuracy.sources import all_files
-from qdqspec.search.journal import trial_from_json, trial_to_json
+from qdqspec.errors import StateError
+from qdqspec.graph.storage import write_text
+from qdqspec.search.journal import Journal, trial_from_json, trial_to_json
 from qdqspec.timing.store import Store, cache_key
-from qdqspec.types import Data, DataSource, Placement, Provenance, SearchResult
+from qdqspec.types import Data, DataSource, Provenance, SearchResult, Trial
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -43,7 +49,6 @@ class FinishedSearch:
 
     result: SearchResult
     folder: Path
-    raw_winner: Placement
     is_cut_short: bool = False
 
     @property
@@ -59,8 +64,7 @@ def keep(store: Store, found: FinishedSearch, prepared: Prepared) -> FinishedSea
         lines = [json.dumps(trial_to_json(trial)) for trial in found.result.trials]
         (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
-        conclusions = to_data(replace(found.result, trials=()))
-        conclusions |= {"raw_winner": found.raw_winner.digest, "about": _description(prepared)}
+        conclusions = to_data(replace(found.result, trials=())) | {"about": _description(prepared)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         copy_results(found.folder, folder)
 
@@ -95,10 +99,9 @@ def recall(store: Store, key: str) -> FinishedSearch | None:
         lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
         trials = tuple(trial_from_json(json.loads(line)) for line in lines)
         data = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
-        placements = {trial.placement.digest: trial.placement for trial in trials}
         cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
         result = replace(from_data(SearchResult, data), trials=trials, provenance=cached)
-        return FinishedSearch(result=result, folder=folder, raw_winner=placements[data["raw_winner"]])
+        return FinishedSearch(result=result, folder=folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
@@ -197,3 +200,83 @@ def data_digest(source: DataSource | None) -> str:
         digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
         digest.update(b"labels" if source.labels is not None else b"")
     return digest.hexdigest()
+
+
+_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder if it is missing; raises `OutputError` on failure."""
+    with explained("the folder", folder, _CURE):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+HEADER = "trials.header.json"
+LOGS = "logs"  # a folder, one file a build
+
+
+@contextmanager
+def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[LoggedJournal]:
+    """The journal of this run: an unfinished one with the same header, else a new one.
+
+    A finished journal, one of another model, spec or device, and a damaged one, whose sound lines are reused, are
+    renamed to ``trials.previous.jsonl``; ``notes`` receives the reason, unless the old one is finished.
+    """
+    path = folder / JOURNAL
+    if _is_finished(path):
+        _set_aside(path)
+        (folder / CORRECTIONS).unlink(missing_ok=True)  # a new search finds its own
+    try:
+        journal = LoggedJournal.open(path, header)
+    except StateError as error:
+        aside = _set_aside(path)
+        sound = Journal.recover(aside, path, header)
+        kept = f", and its first {sound} lines are kept" if sound else ""
+        name = Path(error.where or path).name
+        notes.append(f"{name}: {error.what}; it was set aside as {aside.name}{kept}")
+        journal = LoggedJournal.open(path, header)
+    notes.extend(journal.notes)
+    with journal:
+        yield journal
+
+
+class LoggedJournal(Journal):
+    """A journal that also writes a readable file for each build to ``logs/``."""
+
+    def __init__(self, path: Path, run: str, trials: list[Trial], notes: tuple[str, ...]) -> None:
+        self._logs = path.parent / LOGS
+        make_folder(self._logs)
+        remove_partial(self._logs)  # the previous run may have been killed while writing
+        if not trials:  # a new search: logs of an earlier one must not be taken for its own
+            for old in self._logs.glob("*.log"):
+                old.unlink()
+        super().__init__(path, run, trials, notes)
+
+    def append(self, trial: Trial, **more: object) -> None:
+        """Append a trial to the journal, then its log: the fields but placement and kernels, and the error."""
+        super().append(trial, **more)
+        fields = {**trial_to_json(trial), "scheme": None, "layers": None, "error": None}
+        lines = [f"{name:<14} {json.dumps(value)}" for name, value in fields.items() if value]
+        lines += ["", trial.error] if trial.error else []
+        name = f"{trial.number:03d}-{trial.phase}-{trial.placement.digest}.log"
+        write_text(self._logs / name, "\n".join(lines) + "\n")
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether a journal ends with a confirmation, or comes from the cache."""
+    try:
+        last = json.loads(path.read_bytes().splitlines()[-1])
+        return last["phase"] == "confirm" or "run" not in last
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return False  # missing or damaged: reported when it is opened
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a journal without overwriting an unfinished one, and return the new path."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"trials.previous{f'-{number}' if number > 1 else ''}.jsonl")
+        if not aside.exists() or _is_finished(aside):
+            with explained("the old journal", aside):
+                path.replace(aside)
+            break
+    return aside
