@@ -12,7 +12,7 @@ import pytest
 from chains import SHAPE
 
 from qdqspec._core.arrays import Array
-from qdqspec.accuracy.evaluator import FIRST_DOUBT_DB, SAMPLES, Evaluator
+from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
 from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
@@ -57,7 +57,7 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     everything = space.resolve(space.everything())
     rehearsed = oracle.predicted_db(everything)
     assert rehearsed is not None
-    assert oracle.doubt_db == FIRST_DOUBT_DB
+    assert oracle.doubt_db == Offset().first_doubt_db
     oracle.learn(trial(everything, rehearsed - 2))
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
     oracle.difference.learn(rehearsed - 2, rehearsed - 3, everything)
