@@ -9,8 +9,7 @@ import pytest
 
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases
-from qdqspec.app.plugin.distribute import chooses_runtimes, unit_of
-from qdqspec.app.plugin.state import merge_records
+from qdqspec.app.plugin.state import chooses_runtimes, merge_records, unit_of
 from qdqspec.types import CheckSpec
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")

@@ -81,7 +81,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
     from qdqspec._core.codec import to_data
     from qdqspec.app.evidence.compared_runtimes import compare_runtimes, models_of
-    from qdqspec.app.report.runtimes import comparison_text
+    from qdqspec.app.report.compare import runtimes_text
     from qdqspec.app.session import Session
 
     known = [_of_folder(folder.absolute(), arguments) for folder in folders]
@@ -113,7 +113,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             models.append(models_of(prepared, tuned, search.winner, sqnr_db))
         name = known[0][1].case.name
         compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
-    answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
+    answer(arguments, {"runtimes": [to_data(compared)]}, runtimes_text([compared]))
     return FINE
 
 
@@ -178,7 +178,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
     than allowed, slower than float, or less accurate there.
     """
-    from qdqspec.app.report.runtimes import upgrade_text, upgrade_to_json
+    from qdqspec.app.report.compare import upgrade_text, upgrade_to_json
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.timing.environment import Environment

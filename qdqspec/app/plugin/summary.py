@@ -20,8 +20,7 @@ from qdqspec.app.cases import YAML, is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
 from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.hooks import modified_record
-from qdqspec.app.plugin.options import asked_for, settings_of
-from qdqspec.app.plugin.state import state_of
+from qdqspec.app.plugin.state import asked_for, settings_of, state_of
 from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord
 
@@ -176,9 +175,9 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     paint = color_words if terminal.hasmarkup else str
     terminal.write_line(paint(summary_table(record, width=columns_of(config))))
     if record.runtimes:
-        from qdqspec.app.report.runtimes import runtimes_text
+        from qdqspec.app.report.compare import runtimes_text
 
-        terminal.write_line(f"\n{runtimes_text(record)}\n")
+        terminal.write_line(f"\n{runtimes_text(record.runtimes)}\n")
     for line in warning_lines(record):
         terminal.write_line(line, yellow=True)
     if settings.output.is_dir():

@@ -164,21 +164,20 @@ def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:
     """
     specs: dict[str, list[Path | None]] = {}
     for case in (record.evidence.case for record in cases):
-        known = specs.setdefault(case.name, [])
-        known += [case.spec] if case.spec not in known else []
-    return [
-        (record, _distinct_name(record.evidence.case, specs[record.evidence.case.name])) for record in cases
-    ]
-
-
-def _distinct_name(case: Case, specs: Sequence[Path | None]) -> str:
-    if len(specs) == 1:
-        return case.name
-    folder = PurePosixPath(spec_path(case) or "").parent
-    if folder != PurePosixPath():
-        return f"{folder}/{case.name}"
-    number = specs.index(case.spec) + 1
-    return f"{case.name} ({number})" if number > 1 else case.name
+        own = specs.setdefault(case.name, [])
+        own += [case.spec] if case.spec not in own else []
+    named = []
+    for record in cases:
+        case, name = record.evidence.case, record.evidence.case.name
+        if len(specs[name]) > 1:
+            folder = PurePosixPath(spec_path(case) or "").parent
+            number = specs[name].index(case.spec) + 1
+            if folder != PurePosixPath():
+                name = f"{folder}/{name}"
+            elif number > 1:
+                name = f"{name} ({number})"
+        named.append((record, name))
+    return named
 
 
 def spec_path(case: Case) -> str | None:
@@ -285,7 +284,15 @@ def _footer_text(record: RunRecord) -> str:
         first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"
     if any(e.latency and e.latency.profiles for e in found):
         first += "; of several shape profiles the weighted geometric mean"
-    return "\n".join([first, *_older_lines(record), *_status_lines(record)])
+    older: dict[tuple[str, str], list[str]] = {}  # the cases and ages of each kind of earlier results
+    for case, name in named_cases(record.cases):
+        source, what, anew = _earlier_results(case)
+        if what:
+            age = seconds_text(source.age_seconds, rough=True)
+            lines = older.setdefault((f"{what} {source.source_text}", anew), [])
+            lines.append(f"{plain(name, _NAME_WIDTH)} ({age} old)")
+    found_before = [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in older.items()]
+    return "\n".join([first, *found_before, *_status_lines(record)])
 
 
 def provenance_text(case: CaseRecord) -> str:
@@ -294,17 +301,6 @@ def provenance_text(case: CaseRecord) -> str:
     return (
         f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
     )
-
-
-def _older_lines(record: RunRecord) -> list[str]:
-    """A line for each kind of earlier results, with the cases and the age of each."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for case, name in named_cases(record.cases):
-        older, what, anew = _earlier_results(case)
-        if what:
-            named = lines.setdefault((f"{what} {older.source_text}", anew), [])
-            named.append(f"{plain(name, _NAME_WIDTH)} ({seconds_text(older.age_seconds, rough=True)} old)")
-    return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
 
 
 def _earlier_results(case: CaseRecord) -> tuple[Provenance, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from graph_text import saved
 
 import qdqspec.app.cli as cli
+from qdqspec.app.cli.asked import equivalents
 
 # A worker runs until it is stopped, and has no JSON.
 VERBS = sorted(cli.parsers()[1].keys() - {"worker"})
@@ -26,10 +28,6 @@ def test_help_has_an_example_of_the_verb_and_json(verb, name):
     assert result.code == 0
     assert f"qdqspec {name}" in result.out.split("example:\n")[1]
     assert "--json" in result.out
-
-
-def test_the_version_is_printed(verb):
-    assert verb("--version").out.startswith("qdqspec ")
 
 
 def test_the_message_on_ctrl_c_states_how_to_resume(verb, monkeypatch):
@@ -172,8 +170,29 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "key"), [("tune a.onnx", "evaluation"), ("verify a.onnx b.onnx", "data")]
+    ("line", "found"),
+    [
+        ("qdqspec bas", ["baseline"]),
+        ("qdqspec tune --strat", ["--strategy"]),
+    ],
 )
-def test_data_and_evaluation_are_the_same_option(command, key):
-    for option in ("--data", "--evaluation"):
-        assert str(getattr(cli._parsed([*command.split(), option, "d.npz"]), key)) == "d.npz"
+def test_completions_of_a_shell(tmp_path, line, found):
+    pytest.importorskip("argcomplete")
+    (tmp_path / "specs").mkdir()
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
+    asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "found")
+    subprocess.run(
+        [sys.executable, "-m", "qdqspec"],
+        env={**os.environ, **asked},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (tmp_path / "found").read_text().split() == found
+
+
+def test_the_page_has_every_option_of_modelopt() -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
+    listed = set(re.findall(r"^\| `(--\w+)", page.read_text(encoding="utf-8"), flags=re.M))
+    assert equivalents().keys() | {"--mode"} == listed

@@ -76,7 +76,7 @@ def processes_of_cases(processes: Processes) -> list:
     found = []
     for one in psutil.process_iter(["cmdline"]):
         words = one.info["cmdline"] or []
-        if "qdqspec.app.cluster.case_process" in words and any(
+        if "qdqspec.app.cluster.request" in words and any(
             str(processes.folder) in word for word in words
         ):
             found.append(one)
@@ -201,7 +201,7 @@ def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
         "old",
         "--backend",
         "onnxruntime",
-        prelude="from qdqspec.app.cluster import inventory; inventory.__version__ = '0.0.1'",
+        prelude="from qdqspec.app.cluster import worker; worker.__version__ = '0.0.1'",
     )
     assert said["version"] == "0.0.1"
     with pytest.raises(BackendUnavailableError, match="no worker") as error:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -9,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.formats import html, markdown
-from qdqspec.app.report.page import fit_page
-from qdqspec.app.report.svg import ticks
+from qdqspec.app.report.charts import ticks
+from qdqspec.app.report.formats import fit_page, html, markdown
 from qdqspec.app.report.tables import summary_table
 from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
 from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
@@ -73,33 +71,23 @@ def test_the_text_of_the_summary_table(golden) -> None:
         (None, "1.25x (95 %: 0.91 to 2.00)"),  # of a record without the test
     ],
 )
-@pytest.mark.parametrize(
-    "render",
-    [summary_table, markdown.report_format.render, html.report_format.render],
-    ids=["terminal", "markdown", "html"],
-)
-def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(
-    render: Callable[[RunRecord], str], reach: float | None, text: str, *, unchanged: bool
-) -> None:
+def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(reach, text, *, unchanged):
     """The prediction interval is wider and contains 1."""
     case = replace(faster_case(), results=())
     found = case.evidence
     assert found.latency is not None
     assert found.search is not None
-    tested = {}
-    if reach is not None:
-        mean = Interval(median=0.8, low=0.8 - reach, high=0.8 + reach)
-        tested = {"tuned": RatioTest(mean=mean, enclosing=mean)}
+    mean = Interval(median=0.8, low=0.8 - (reach or 0), high=0.8 + (reach or 0))
+    tested = {} if reach is None else {"tuned": RatioTest(mean=mean, enclosing=mean)}
     speedup = Interval(median=1.25, low=0.91, high=2.0)
     latency = replace(found.latency, tested=tested, speedup=speedup)
-    search = replace(found.search, unchanged=unchanged)
-    run = replace(
-        sample_run(), cases=(replace(case, evidence=replace(found, latency=latency, search=search)),)
-    )
-    shown = render(run)
-    assert (text in shown) is not unchanged
-    assert ("1.25x" in shown) is not unchanged
-    assert ("0.91 to 2.00" in shown) is (reach is None and not unchanged)
+    evidence = replace(found, latency=latency, search=replace(found.search, unchanged=unchanged))
+    run = replace(sample_run(), cases=(replace(case, evidence=evidence),))
+    for render in (summary_table, markdown.report_format.render, html.report_format.render):
+        shown = render(run)
+        assert (text in shown) is not unchanged
+        assert ("1.25x" in shown) is not unchanged
+        assert ("0.91 to 2.00" in shown) is (reach is None and not unchanged)
 
 
 def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> None:
@@ -112,21 +100,21 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     assert f"{result.id} inconclusive: no baseline" in text
 
 
-def test_the_summary_table_notes_a_cached_placement_that_was_timed_again() -> None:
+def test_the_summary_table_notes_results_of_the_cache() -> None:
+    def noted(case: CaseRecord, *more: CaseRecord) -> str:
+        return summary_table(replace(sample_run(), cases=(case, *more)))
+
     case = cached_case()
     assert case.evidence.latency is not None
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
-    table = summary_table(replace(sample_run(), cases=(again,)))
     note = "the placement is from the cache; its times were measured in this run"
-    assert f"{note}: digits::default (2 h old)\n" in table
-    two = summary_table(replace(sample_run(), cases=(again, again)))
-    assert [line.count("(2 h old)") for line in two.splitlines() if note in line] == [2]
+    assert f"{note}: digits::default (2 h old)\n" in noted(again)
+    assert [line.count("(2 h old)") for line in noted(again, again).splitlines() if note in line] == [2]
     untimed = replace(case, evidence=replace(case.evidence, latency=None))
     none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
-    assert none in summary_table(replace(sample_run(), cases=(untimed,)))
-    all_old = "the placement and its times are from the cache: digits::default (2 h old)\n"
-    assert all_old in summary_table(replace(sample_run(), cases=(case,)))
+    assert none in noted(untimed)
+    assert "the placement and its times are from the cache: digits::default (2 h old)\n" in noted(case)
 
 
 # ---- HTML ---------------------------------------------------------------------------------------

@@ -22,10 +22,8 @@ from qdqspec.testing.records import (
     bare_run,
     faster_case,
     hostile_run,
-    sample_regression,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Interval
 
 SAMPLE = record_to_json(sample_run())
 
@@ -37,7 +35,7 @@ def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
     assert record_to_json(after) == data
     for old, new in zip(run().cases, after.cases, strict=True):
         assert new.results == old.results
-        for part in ("latency", "parity", "accuracy", "pairs", "node_ops"):
+        for part in ("latency", "parity", "accuracy", "pairs", "node_ops", "regression"):
             assert getattr(new.evidence, part) == getattr(old.evidence, part)
 
 
@@ -133,17 +131,3 @@ def test_damaged_data_is_read_as_a_record_or_raises_one_error(path: tuple, value
 def test_unknown_keys_of_later_versions_are_ignored() -> None:
     later = {**SAMPLE, "weather": "fine"}
     assert record_to_json(record_from_json(later)) == SAMPLE
-
-
-# ---- beside the baseline ------------------------------------------------------------------------
-
-
-def test_the_comparison_with_a_baseline_is_read_back() -> None:
-    few = Interval(median=1.0, low=0.0, high=float("inf"))  # the interval of a rank test with too few rounds
-    for found in (faster_case().evidence.regression, sample_regression(0.1, looks=2)):
-        (seen,) = found.values()
-        assert seen.change is not None
-        wide = {"mine": replace(seen, change=replace(seen.change, ranks=few))}
-        evidence = replace(faster_case().evidence, regression={**found, **wide})
-        data = json.loads(json_text(case_to_json(CaseRecord(evidence=evidence))))
-        assert case_from_json(data).evidence.regression == evidence.regression

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from qdqspec.app.report.compare import conclusions, runtimes_text
 from qdqspec.app.report.record import json_text, record_from_json, record_to_json
-from qdqspec.app.report.runtimes import conclusions, runtimes_text
 from qdqspec.app.report.write import format_named, write_results
 from qdqspec.testing.records import sample_run
 from qdqspec.types import Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
@@ -44,23 +44,25 @@ def test_the_text_of_a_comparison_of_runtimes(golden):
     failed = model("other", "float", None, failure="it crashed")
     slow = model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
     found = replace(FOUND, models=(*FOUND.models, failed, slow))
-    golden("report/runtimes.txt", runtimes_text(run_with(found)) + "\n")
+    golden("report/runtimes.txt", runtimes_text([found]) + "\n")
 
 
-def test_a_model_not_proved_slower_than_the_winner_is_reported():
-    assert "not proved slower than it: the model tuned for onnxruntime-cpu" in conclusions(FOUND)
+def test_models_as_fast_as_the_winner_and_faster_float_models_are_reported():
+    """By the bounds of the intervals."""
+
+    def lines(first: RuntimeModel, second: RuntimeModel, winner: RuntimeModel) -> str:
+        found = replace(FOUND, models=(*FLOATS, first, second), winner=winner.label)
+        return "\n".join(conclusions(found))
+
+    tied = "not proved slower than it: the model tuned for onnxruntime-cpu"
     apart = replace(TUNED[0], to_winner=Interval(median=1.02, low=1.01, high=1.03))
-    lines = conclusions(replace(FOUND, models=(*FLOATS, apart, TUNED[1])))
-    assert not any("not proved slower" in line for line in lines)
-
-
-def test_a_float_model_faster_than_a_tuned_one_of_another_runtime_is_reported():
-    tuned = replace(TUNED[1], ratio=Interval(median=1.05, low=1.02, high=1.08))
-    lines = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], tuned), winner="onnxruntime tuned"))
-    assert "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu" in lines
-    close = replace(tuned, ratio=Interval(median=1.05, low=0.99, high=1.08))
-    lines = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], close), winner="onnxruntime tuned"))
-    assert not any("is faster than" in line for line in lines)
+    assert tied in lines(*TUNED, TUNED[1])
+    assert "not proved slower" not in lines(apart, TUNED[1], TUNED[1])
+    slower = replace(TUNED[1], ratio=Interval(median=1.05, low=1.02, high=1.08))
+    close = replace(slower, ratio=Interval(median=1.05, low=0.99, high=1.08))
+    faster = "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu"
+    assert faster in lines(TUNED[0], slower, TUNED[0])
+    assert "is faster than" not in lines(TUNED[0], close, TUNED[0])
 
 
 def test_a_round_trip_through_json_keeps_the_comparison():

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.charts import layers_chart
+from qdqspec.app.report.charts import layers_chart, model_graph, style_of
 from qdqspec.app.report.formats import html
-from qdqspec.app.report.svg import model_graph, style_of
 from qdqspec.testing.records import faster_case, sample_run
 from qdqspec.types import GraphPart, RunRecord
 
