@@ -13,18 +13,6 @@ def failures(result: pytest.RunResult) -> dict[str, str]:
     return {name: f"{text}\n" for name, text in found}
 
 
-def test_the_command_of_a_failure_reproduces_it(project):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    options = ("--qdq-backend=fake", "--qdq-backend-option=fake.integer=1.3")
-    command = project.run(*options).outlines
-    words = command[command.index("Reproduce with:") + 1].split()
-    assert words[0] == "pytest"
-    assert tuple(words[-2:]) == options
-    result = project.run(*words[1:])
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"  {' '.join(words)}"])
-
-
 def test_only_an_internal_error_is_reported_with_its_traceback(project):
     project.outcomes(**{"int8-b8::speedup": "no model", "int8-b8::parity": "bug"})
     result = project.run()

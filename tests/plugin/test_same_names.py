@@ -52,16 +52,3 @@ def test_specs_of_one_name_have_separate_results_and_baselines(twins):
 
     assert "<h2>b/net::default</h2>" in (twins.path / "page.html").read_text()
     assert "## b/net::default" in (twins.path / "page.md").read_text()
-
-
-def test_concurrent_workers_do_not_interfere(twins):
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    result = twins.runpytest_subprocess(
-        "a", "b", "-n", "2", "--dist", "loadscope", "--qdq-update=new", "--qdq-json=record.json"
-    )
-    result.assert_outcomes(passed=4)
-    found = titles(twins)
-    assert sorted(found.values()) == ["of a", "of b"]
-    assert set(found) in ({"net", "net.a"}, {"net", "net.b"})
-    record = json.loads((twins.path / "record.json").read_text())
-    assert [case["title"] for case in record["cases"]] == ["of a", "of b"]

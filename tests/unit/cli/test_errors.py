@@ -78,6 +78,7 @@ ERRORS = [
     ("init net.onnx -o spec.yaml", "pytest collects a spec by its ending"),
     ("init net.onnx -o net.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
     ("init net.onnx -o spec.qdq.yaml", "this spec exists already, and is not overwritten"),
+    ("init net.onnx --data specs", "{images: FOLDER, size: SIDE}"),
     ("init net.onnx --data specs", "no data there fits the model's inputs: input [?, 1, 16, 16]"),
     ("init net.onnx --data pix.npz", "{arrays: pix.npz, names: {input: pixels}}"),
     # explain

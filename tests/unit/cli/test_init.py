@@ -13,7 +13,6 @@ import onnx
 import pytest
 from graph_text import saved
 from odd import ODD_MODELS
-from PIL import Image
 
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.data import open_data, shaped_by_data
@@ -168,13 +167,6 @@ def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labe
     assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
     proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())
     assert proposed == ([metric] if metric else [])
-
-
-def test_the_error_for_images_names_the_entry_of_a_spec(verb, project, data):
-    Image.new("L", (20, 30)).save(data / "a.jpg")
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 2
-    assert "{images: FOLDER, size: SIDE}" in result.err
 
 
 SAME_DATA = "note: calibration and evaluation are the same data"

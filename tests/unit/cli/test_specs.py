@@ -155,7 +155,6 @@ def test_prune_removes_only_obsolete_entries(verb, outdated):
     assert result.code == 0
     assert result.out.count("removed") == 4
     known = read_baseline(outdated / "__baselines__" / "net" / "d.json")
-    assert known is not None
     assert {name: known.entry(name) for name in known.names()} == IN_USE
     assert not (outdated / "__baselines__" / "gone" / "d.json").exists()
     assert verb("baseline", "prune", "specs").out == "nothing is obsolete\n"

@@ -122,30 +122,25 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
 
 def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, models):
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "digits.onnx")
-    data = models.parent / "data" / "digits_calibration.npz"
-    shutil.copy(data, tmp_path / "data.npz")
+    shutil.copy(models.parent / "data" / "digits_calibration.npz", tmp_path / "data.npz")
     text = (
         "qdqspec: 1\nmodel: digits.onnx\nbackend: fake\ninputs: {evaluation: data.npz}\nchecks:\n"
         "  - {kind: parity, min_sqnr_db: %s}\n"
     )
-    spec = tmp_path / "digits.qdq.yaml"
-    spec.write_text(text % 5)
-    missing = verb("verify", "digits.qdq.yaml::default")
+    (tmp_path / "digits.qdq.yaml").write_text(text % 300)
+    words = ("verify", "digits.qdq.yaml::default")
+    missing = verb(*words)
     assert missing.code == 2
     assert "there is no tuned model of digits::default yet" in missing.err
     assert "pytest digits.qdq.yaml::default" in missing.err
     results = tmp_path / "reports" / "digits" / "default"
     results.mkdir(parents=True)
-    shutil.copy(
-        Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx", results / "tuned.onnx"
-    )
-    found = verb("verify", "digits.qdq.yaml::default", "--json")
+    tuned = Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    shutil.copy(tuned, results / "tuned.onnx")
+    broken = verb(*words)
+    assert (broken.code, "< 300.0 dB" in broken.out) == (1, True)
+    found = verb(*words, "--min-sqnr-db", "5", "--json")
     assert (found.code, found.json["parity"]["data"], found.json["broken"]) == (0, "evaluation", [])
-    spec.write_text(text % 300)
-    broken = verb("verify", "digits.qdq.yaml::default")
-    assert broken.code == 1
-    assert "< 300.0 dB" in broken.out
-    assert verb("verify", "digits.qdq.yaml::default", "--min-sqnr-db", "5").code == 0
 
 
 def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):

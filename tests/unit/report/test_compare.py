@@ -21,7 +21,6 @@ def run_of(*cases: CaseRecord) -> RunRecord:
 def scaled(record: CaseRecord, factor: float, *roles: str, seed: int = 0) -> CaseRecord:
     """The case with new noise in its samples and the times of some roles multiplied by ``factor``."""
     latency = record.evidence.latency
-    assert latency is not None
     random = np.random.default_rng(seed)
 
     def again(samples: Samples, times: float) -> Samples:
@@ -50,7 +49,6 @@ def compare_one(before: CaseRecord, after: CaseRecord) -> ComparedCase:
 def test_the_verdict_is_on_the_selected_model(factor: float, word: str) -> None:
     found = compare_one(faster_case(), scaled(faster_case(), factor, "tuned"))
     assert found.word == word
-    assert found.change is not None
     assert found.change.builds.median == pytest.approx(factor, rel=0.02)
     assert [found.is_slower_beyond(allowed) for allowed in (0.1, 0.3)] == [word == "slower", False]
 
@@ -66,7 +64,6 @@ def test_a_case_without_times_is_reported_as_not_timed() -> None:
     found = compare_one(faster_case(), changed(faster_case(), latency=None))
     assert (found.word, found.change) == ("not timed", None)
     latency = faster_case().evidence.latency
-    assert latency is not None
     untuned = replace(latency, samples={"reference": latency.samples["reference"]})
     assert compare_one(changed(faster_case(), latency=untuned), faster_case()).word == "not timed"
 
@@ -92,29 +89,20 @@ def test_runs_without_a_common_case_are_refused() -> None:
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_invalid_times_are_refused(value: float) -> None:
     latency = faster_case().evidence.latency
-    assert latency is not None
-    broken = replace(latency, samples={**latency.samples, "tuned": Samples(cpu_ms=(value,), wall_ms=(1.0,))})
+    broken = {**latency.samples, "tuned": Samples(cpu_ms=(value,), wall_ms=(1.0,))}
     with pytest.raises(StateError, match="no usable times"):
-        compare_one(changed(faster_case(), latency=broken), faster_case())
+        compare_one(changed(faster_case(), latency=replace(latency, samples=broken)), faster_case())
 
 
-def test_another_model_and_another_placement_are_reported() -> None:
-    after = changed(faster_case(), model_sha256="0" * 64, search=alone_case().evidence.search)
-    assert compare_one(faster_case(), after).notes[:2] == (
-        "the model is another one",
+def test_another_placement_and_the_changed_nodes_of_another_model_are_named() -> None:
+    def row(attributes: str) -> str:
+        return pack([NodeDigest("layer1/conv", "Conv", attributes, ("=0a0b0c",))])
+
+    search = alone_case().evidence.search
+    after = changed(faster_case(), model_sha256="0" * 64, model_nodes=row("02"), search=search)
+    assert compare_one(changed(faster_case(), model_nodes=row("01")), after).notes[:2] == (
+        "the model is another one: 1 node changed: Conv 'layer1/conv' (attributes)",
         "the placement is another one",
-    )
-
-
-def test_the_nodes_of_another_model_are_named() -> None:
-    def row(attributes: str) -> NodeDigest:
-        return NodeDigest("layer1/conv", "Conv", attributes, ("=0a0b0c",))
-
-    before = changed(faster_case(), model_nodes=pack([row("01")]))
-    after = changed(faster_case(), model_sha256="0" * 64, model_nodes=pack([row("02")]))
-    assert (
-        compare_one(before, after).notes[0]
-        == "the model is another one: 1 node changed: Conv 'layer1/conv' (attributes)"
     )
 
 

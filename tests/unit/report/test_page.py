@@ -75,8 +75,6 @@ def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(reach, text
     """The prediction interval is wider and contains 1."""
     case = replace(faster_case(), results=())
     found = case.evidence
-    assert found.latency is not None
-    assert found.search is not None
     mean = Interval(median=0.8, low=0.8 - (reach or 0), high=0.8 + (reach or 0))
     tested = {} if reach is None else {"tuned": RatioTest(mean=mean, enclosing=mean)}
     speedup = Interval(median=1.25, low=0.91, high=2.0)
@@ -105,7 +103,6 @@ def test_the_summary_table_notes_results_of_the_cache() -> None:
         return summary_table(replace(sample_run(), cases=(case, *more)))
 
     case = cached_case()
-    assert case.evidence.latency is not None
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
     note = "the placement is from the cache; its times were measured in this run"
@@ -162,23 +159,15 @@ def test_names_are_escaped_in_markdown() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_above_the_size_limit_omits_pairs_first(page) -> None:
-    text = page.report_format.render(big_run(2, 3500))
-    assert len(text.encode()) <= page.LIMIT_BYTES
-    assert text.count("Q/DQ pairs and drawings are left out") == 2
-    assert "fire3499/x" not in text
-    assert text.count("7 built, 1 failed") == 2
-    whole = page.report_format.render(big_run(1, 2000))
+def test_a_page_above_the_size_limit_omits_pairs_first_then_the_last_cases(page) -> None:
+    whole, cut, few = (page.report_format.render(big_run(*size)) for size in ((1, 2000), (2, 3500), (900, 4)))
     assert "fire1999/x" in whole
     assert "left out" not in whole
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_above_the_size_limit_omits_the_last_cases(page) -> None:
-    text = page.report_format.render(big_run(900, 4))
-    assert len(text.encode()) <= page.LIMIT_BYTES
-    assert re.search(r"\d+ more cases left out", text)
-    assert "and 400 more" in text
+    assert cut.count("Q/DQ pairs and drawings are left out") == cut.count("7 built, 1 failed") == 2
+    assert "fire3499/x" not in cut
+    assert re.search(r"\d+ more cases left out", few)
+    assert "and 400 more" in few
+    assert max(len(text.encode()) for text in (whole, cut, few)) <= page.LIMIT_BYTES
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6), st.integers(150, 900))

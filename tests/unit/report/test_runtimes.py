@@ -72,16 +72,6 @@ def test_a_round_trip_through_json_keeps_the_comparison():
     assert record_from_json(data).runtimes == ()
 
 
-def test_failures_in_a_record_contain_no_absolute_path(tmp_path):
-    run = sample_run()
-    case = run.cases[0].evidence
-    private = model("onnxruntime", "tuned", None, failure=f"{case.case.model.parent}/m.onnx: broken")
-    found = replace(FOUND, models=(*FLOATS, replace(private, case=case.case.name)), winner="openvino float")
-    text = json.dumps(record_to_json(replace(run, runtimes=(found,)))["runtimes"])
-    assert "broken" in text
-    assert str(case.case.model.parent) not in text
-
-
 def test_the_pages_show_table_and_winner():
     for name in ("markdown", "html"):
         page = format_named(name).render(run_with(FOUND))

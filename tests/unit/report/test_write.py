@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.app.report.tables import summary_table
-from qdqspec.app.report.write import annotation_lines, format_named, write_reports
-from qdqspec.checks.verdicts import raised
-from qdqspec.errors import ConfigError, DataError, OutputError
+from qdqspec.app.report.write import annotation_lines, write_reports
+from qdqspec.errors import ConfigError, OutputError
 from qdqspec.testing.records import faster_case, sample_run
-from qdqspec.types import Evidence
 
 
 def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
@@ -34,24 +31,6 @@ def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(t
     with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
         write_reports(sample_run(), [tmp_path / "a.md"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
-
-
-def test_a_case_whose_checks_raised_an_error_before_the_search_is_in_every_report() -> None:
-    known = faster_case().evidence
-    error = DataError(
-        "metric 'mine' raised KeyError", where="data.npz", cure="it is called with outputs by name"
-    )
-    failed = replace(faster_case().results[0], verdict=raised(error))
-    kept = {name: getattr(known, name) for name in ("case", "backend", "target", "device", "model_sha256")}
-    case = replace(faster_case(), evidence=Evidence(**kept), results=(failed,))
-    record = replace(sample_run(), cases=(case,), runtimes=())
-    for name in ("markdown", "html", "json"):
-        text = str(format_named(name).render(record))
-        assert "not judged: metric" in text
-        assert "it is called with outputs by name" in text
-    assert "latency FAIL" in summary_table(record)
-    head, row = str(format_named("csv").render(record)).splitlines()
-    assert dict(zip(head.split(","), row.split(","), strict=True))["checks_failed"] == "1"
 
 
 # ---- --qdq-report=github ------------------------------------------------------------------------
