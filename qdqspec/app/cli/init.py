@@ -356,6 +356,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
     """
     from qdqspec.accuracy.metrics import fitting_metric
+    from qdqspec.graph.declared import shape_text
 
     if not path.exists():
         cure = "--data takes one file or folder"
@@ -375,7 +376,10 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         fits = {found: data for found in sets if (data := _fitting_dataset(model, found))}
     if not fits and path.is_dir() and (data := _fitting_dataset(model, path)):
         fits = {path: data}
-    needed = ", ".join(_input_text(model, name) for name in model.inputs)
+    shapes = {name: model.shape(name) for name in model.inputs}
+    needed = ", ".join(
+        name if shape is None else f"{name} {shape_text(shape)}" for name, shape in shapes.items()
+    )
     if not fits:
         raise ConfigError(
             f"no data there fits the model's inputs: {needed}",
@@ -456,13 +460,6 @@ def _choose_data(path: Path, fits: Mapping[Path, Dataset]) -> tuple[Path, Path]:
     labelled = next((file for file in found if fits[file].labels is not None), None)
     evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
     return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
-
-
-def _input_text(model: Model, name: str) -> str:
-    from qdqspec.graph.declared import shape_text
-
-    shape = model.shape(name)
-    return name if shape is None else f"{name} {shape_text(shape)}"
 
 
 def quoted(text: str) -> str:

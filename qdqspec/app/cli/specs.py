@@ -178,16 +178,22 @@ def baseline(arguments: argparse.Namespace) -> int:
     """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
     with --qdq-update.
     """
-    from qdqspec.checks.baseline.store import update_baseline
+    from qdqspec.checks.baseline.store import FOLDER, find_baselines, update_baseline
 
     settings = settings_from(arguments)
     found: list[_Kept] = []
     damaged: list[str] = []
-    for file in _find_files(arguments.paths or [Path()]):
-        try:
-            found += _read_entries(file, settings)
-        except StateError as error:
-            damaged.append(str(error))
+    for path in arguments.paths or [Path()]:
+        folder = path
+        if is_spec(path) and path.is_file():
+            folder = path.parent / FOLDER / path.name.rpartition(".qdq.")[0]
+        elif not path.exists():
+            raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
+        for file in find_baselines([folder]):
+            try:
+                found += _read_entries(file, settings)
+            except StateError as error:
+                damaged.append(str(error))
     obsolete = [kept for kept in found if kept.state == "obsolete"]
     if arguments.action == "prune":
         for file in sorted({kept.file for kept in obsolete}):
@@ -209,18 +215,6 @@ def baseline(arguments: argparse.Namespace) -> int:
     for message in damaged:
         complain(message)
     return WANTING if damaged or (obsolete and arguments.action != "prune") else FINE
-
-
-def _find_files(paths: list[Path]) -> Iterator[Path]:
-    from qdqspec.checks.baseline.store import FOLDER, find_baselines
-
-    for path in paths:
-        if is_spec(path) and path.is_file():
-            yield from find_baselines([path.parent / FOLDER / path.name.rpartition(".qdq.")[0]])
-        elif path.exists():
-            yield from find_baselines([path])
-        else:
-            raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
 
 
 def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:

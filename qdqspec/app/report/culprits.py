@@ -86,21 +86,19 @@ def _removal(found: CulpritEvidence) -> str:
     if not gains or max(gains) <= found.together_db:
         return "" if not gains else "Keeping their nodes in float does not help: their errors cancel others."
     worst = found.pairs[: gains.index(max(gains)) + 1]
-    nodes = dict.fromkeys(node for culprit in worst for node in culprit.nodes)
+    nodes = []
+    for node in dict.fromkeys(node for culprit in worst for node in culprit.nodes):
+        glob = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
+        escaped = glob.replace("\\", "\\\\").replace('"', '\\"')
+        nodes.append(f'        - "{escaped}"')
     lines = [f"For {max(gains):.1f} dB instead of {found.together_db:.1f} dB:"]
     if nodes:
         lines += [
             "  patterns:",
             "    nodes:",
             "      exclude:",
-            *(f"        - {_quoted(node)}" for node in nodes),
+            *nodes,
         ]
     if any(culprit.makes_output for culprit in worst):
         lines += ["  quantize:", "    outputs: false"]
     return "\n".join(lines)
-
-
-def _quoted(node: str) -> str:
-    """A node's name quoted for YAML, with glob characters escaped."""
-    taken = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
-    return '"' + taken.replace("\\", "\\\\").replace('"', '\\"') + '"'
