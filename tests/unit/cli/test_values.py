@@ -1,4 +1,4 @@
-"""The verbs on models with an input fixed to a value, with functions, and with a network in a body of an If."""
+"""The verbs on models with an input fixed to a value, functions, a network in a body, and float16."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 from graph_text import saved
+from onnx import numpy_helper
 
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
+from tests.support.half_models import in_float16
 
 TEXT = """g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
   is_wide = Equal(rate, wide)
@@ -142,3 +144,30 @@ def test_pairs_in_bodies_are_applied_named_imported_stripped_linted_and_explaine
         np.testing.assert_array_equal(outputs(branches / "float.onnx", choice), restored)
     run("lint", "tuned.onnx", "--target", "onnxruntime-cpu")
     assert IN_BRANCH in run("explain", "tuned.onnx", "--data", "data.npz")
+
+
+# ---- float16 -------------------------------------------------------------------------------------
+
+
+HALF = """<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) {
+    a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w) }"""
+REPORTED = (
+    "the model computes in float16, and the backend has no integer kernels for pairs of float16 tensors"
+)
+
+
+def test_the_conversion_is_reported(verb, tmp_path):
+    proto = onnx.parser.parse_model(HALF)
+    weight = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight / 4, "w"))
+    onnx.save(in_float16(proto), tmp_path / "half.onnx")
+    for word in ("inspect", "explain"):
+        result = verb(word, "half.onnx")
+        assert result.code == 0, result.err
+        assert REPORTED in " ".join(result.out.split())
+    for backend in ("onnxruntime", "fake"):
+        assert verb("init", "half.onnx", "--backend", backend, "-o", f"{backend}.qdq.yaml").code == 0
+        text = " ".join((tmp_path / f"{backend}.qdq.yaml").read_text().replace("#", "").split())
+        assert (REPORTED in text) is (backend == "onnxruntime")
+        assert "can run in integers: MatMul 2" in text
+        assert "kind: speedup" in text

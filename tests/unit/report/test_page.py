@@ -1,3 +1,5 @@
+"""Pages, tables and colours of the terminal."""
+
 from __future__ import annotations
 
 import re
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from qdqspec.app.report.charts import ticks
 from qdqspec.app.report.formats import fit_page, html, markdown
 from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.terminal import color_words, wants_color
 from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
 from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
 
@@ -190,3 +193,27 @@ def test_ticks_are_limited_in_number_and_within_the_range(low: float, span: floa
     assert len(found) <= 9
     assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
     assert found == sorted(found)
+
+
+# ---- colours of a terminal -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "is_terminal", "wanted"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_follows_the_option_then_the_environment(choice, environment, is_terminal, wanted):
+    assert wants_color(choice, environment, is_terminal=is_terminal) is wanted
+
+
+def test_only_verdicts_and_labels_of_messages_are_coloured():
+    assert color_words("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
+    assert color_words("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
+    plain = "case  ref ms\nFAILURE a warning: of x"
+    assert color_words(plain) == plain
