@@ -218,31 +218,29 @@ def baseline(arguments: argparse.Namespace) -> int:
 
 
 def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
-    from qdqspec.checks.baseline.store import read_baseline
+    """The entries of a baseline; obsolete if its spec does not use them or is gone.
+
+    An entry of a spec in Python counts as used: its cases are known only when it runs.
+    """
+    from qdqspec.checks.base import baseline_entries
+    from qdqspec.checks.baseline.store import FOLDER, read_baseline
 
     known = read_baseline(file)
     if known is None:
         return
-    asked = _entries_asked_for(file, settings)
+    folder = file.absolute().parent
+    home, used = folder.parents[1], frozenset(known.names())
+    if folder.parent.name == FOLDER:
+        specs = (home / f"{folder.name}{suffix}" for suffix in (*SPEC_SUFFIXES, *YAML))
+        if spec := next((path for path in specs if path.is_file()), None):
+            used = baseline_entries(load_cases(spec, settings))
+        elif not (home / f"{folder.name}.py").is_file():
+            used = frozenset()
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None
-        state = "in use" if asked is None or name in asked else "obsolete"
+        state = "in use" if name in used else "obsolete"
         yield _Kept(file=file, device=known.device, name=name, entry=entry, state=state)
-
-
-def _entries_asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
-    """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
-    from qdqspec.checks.base import baseline_entries
-    from qdqspec.checks.baseline.store import FOLDER
-
-    if file.absolute().parent.parent.name != FOLDER:
-        return None
-    home, stem = file.absolute().parents[2], file.absolute().parent.name
-    for suffix in (*SPEC_SUFFIXES, *YAML):
-        if (home / f"{stem}{suffix}").is_file():
-            return baseline_entries(load_cases(home / f"{stem}{suffix}", settings))
-    return None if (home / f"{stem}.py").is_file() else frozenset()
 
 
 def _entry_lines(kept: _Kept, action: str) -> list[str]:

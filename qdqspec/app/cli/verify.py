@@ -30,7 +30,6 @@ from qdqspec.types import NOT_CANDIDATES, Case, Probe
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from qdqspec._core.config import Settings
     from qdqspec.app.reduce import Reduced
     from qdqspec.app.session import Session
     from qdqspec.checks.parity_params import ParityParams
@@ -93,7 +92,15 @@ def verify(arguments: argparse.Namespace) -> int:
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
-        tuned = arguments.tuned or _find_tuned(case, arguments.model, session.settings)
+        tuned = arguments.tuned
+        if tuned is None and case.spec is None:
+            cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
+            raise ConfigError("no tuned model is given", where=arguments.model, cure=cure)
+        if tuned is None:
+            tuned = find_folder(session.settings, case) / "tuned.onnx"
+            if not tuned.is_file():
+                cure = f"run it once: pytest {arguments.model}"
+                raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
         given = _limits_given(arguments)
         limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
         if arguments.input is not None:
@@ -137,17 +144,6 @@ def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
         return replace(case, inputs=inputs_given(case.inputs, arguments, arguments.values))
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
     return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
-
-
-def _find_tuned(case: Case, what: str, settings: Settings) -> Path:
-    if case.spec is None:
-        cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
-        raise ConfigError("no tuned model is given", where=what, cure=cure)
-    tuned = find_folder(settings, case) / "tuned.onnx"
-    if not tuned.is_file():
-        cure = f"run it once: pytest {what}"
-        raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
-    return tuned
 
 
 def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
