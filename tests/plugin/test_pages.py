@@ -290,16 +290,11 @@ def test_the_workflow_of_the_page_is_valid():
     assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` as true
     steps = found["jobs"]["gate"]["steps"]
     assert all(("uses" in step) != ("run" in step) for step in steps)
-    assert all(
-        re.fullmatch(r"[\w-]+/[\w-]+(/[\w-]+)?@v\d+", step["uses"]) for step in steps if "uses" in step
-    )
-    names = {step["id"] for step in steps if "id" in step}
-    assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= names
+    assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= {step.get("id") for step in steps}
     restored, saved = (step for step in steps if "/cache" in step.get("uses", ""))
     assert saved["if"] == "always()"  # the next run after a failure must not search again
-    for step in (restored, saved):
-        assert step["with"]["path"] == ".qdqspec/cache"
-        assert step["with"]["key"] == restored["with"]["key"]
+    assert restored["with"]["path"] == saved["with"]["path"] == ".qdqspec/cache"
+    assert restored["with"]["key"] == saved["with"]["key"]
 
 
 @pytest.mark.parametrize(

@@ -40,14 +40,6 @@ def test_the_message_on_ctrl_c_states_how_to_resume(verb, monkeypatch):
     assert "qdqspec tune 'a model.onnx'" in result.err
 
 
-def test_a_wrong_environment_variable_is_one_message(verb, monkeypatch):
-    monkeypatch.setenv("QDQSPEC_SEAD", "1")
-    result = verb("config")
-    assert result.code == 2
-    assert result.err.startswith("qdqspec: unknown environment variable QDQSPEC_SEAD")
-    assert result.out == ""
-
-
 def test_config_prints_value_and_origin(verb, monkeypatch):
     monkeypatch.setenv("QDQSPEC_SEED", "7")
     rows = [line.split() for line in verb("config", "--threads", "2", "--require", "device").out.splitlines()]
