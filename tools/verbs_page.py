@@ -21,7 +21,7 @@ from qdqspec._core.config import Settings
 from qdqspec._core.records import to_data
 from qdqspec.app.cli import cluster, main
 from qdqspec.app.cli.output import IMPOSSIBLE
-from qdqspec.app.cluster.inventory import WorkerInfo, announce
+from qdqspec.app.cluster.worker import WorkerInfo, announce
 
 _MODELS = Path(__file__).parents[1] / "specs" / "models"
 _FAKE = ("--backend", "fake")

@@ -33,9 +33,7 @@ from qdqspec.graph.storage import save_model, with_own_bytes, write_text
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 MODEL, PROGRAM = "reduced.onnx", "reproduce.py"
-_FEW = 1  # elements up to which a constant stays as it is: scales and zero points of tensors
 _STORED = ("int8", "uint8", "int4", "uint4")
-_LARGEST_STORED = 8  # random integers of weights lie below, in each of these types
 
 T = TypeVar("T")
 Signature: TypeAlias = tuple[str, ...]
@@ -67,8 +65,12 @@ def reduce_model(
 
     Raises `StateError` if the model does not fail.
     """
+    own = [word for node in model.nodes for word in (node.name, *node.inputs, *node.outputs)]
+    inner = (node for graph in all_graphs(model.proto.graph) for node in graph.node)
+    local = (word for node in inner for word in (node.name, *node.input, *node.output))
+    names = frozenset({*own, *local, *model.inputs, *model.outputs})
     with TemporaryFolder() as scratch:
-        path, names = scratch / MODEL, _names(model)
+        path = scratch / MODEL
         attempts = _Attempts(backend=backend, options=options, path=path, names=names, seconds=seconds)
         parts = _Parts(model)
         everything = list(range(len(parts.nodes)))
@@ -179,14 +181,6 @@ class _Attempts:
         return tuple(word for word in words if word not in self.names and not re.search(r"[\d/]", word))
 
 
-def _names(model: Model) -> frozenset[str]:
-    """The names of nodes and tensors."""
-    nodes = {word for node in model.nodes for word in (node.name, *node.inputs, *node.outputs)}
-    inner = (node for graph in all_graphs(model.proto.graph) for node in graph.node)
-    local = {word for node in inner for word in (node.name, *node.input, *node.output)}
-    return frozenset({*nodes, *local, *model.inputs, *model.outputs})
-
-
 class _Parts:
     """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`), each with its bodies."""
 
@@ -272,9 +266,9 @@ def feeds_of(proto: onnx.ModelProto) -> dict[str, Array]:
 
 
 def _may_vary(tensor: TensorProto) -> bool:
-    """Whether the values of a constant are weights, and not shapes, axes or the numbers of a pair."""
+    """Whether the values of a constant are weights, and not shapes, axes or the scale or zero point of a tensor."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return int(np.prod(tensor.dims)) > _FEW and (np.issubdtype(dtype, np.floating) or dtype.name in _STORED)
+    return int(np.prod(tensor.dims)) > 1 and (np.issubdtype(dtype, np.floating) or dtype.name in _STORED)
 
 
 def randomized(proto: onnx.ModelProto, kept: Iterable[str], seed: int) -> onnx.ModelProto:
@@ -293,7 +287,7 @@ def randomized(proto: onnx.ModelProto, kept: Iterable[str], seed: int) -> onnx.M
         elif np.issubdtype(dtype, np.floating):
             values = random.standard_normal(shape) * 0.1
         else:
-            values = random.integers(0, _LARGEST_STORED, shape)
+            values = random.integers(0, 8, shape)  # which each of these types can hold
         copied.graph.initializer.append(numpy_helper.from_array(values.astype(dtype), tensor.name))
     return copied
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.app.plugin.options import settings_of
+from qdqspec.app.plugin.state import settings_of
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.tensorrt import cuda

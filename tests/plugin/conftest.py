@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,13 +72,6 @@ class Project:
     def run_apart(self, *arguments: str) -> pytest.RunResult:
         """Run in a separate process, for tests of processes, signals or imports."""
         return self.pytester.runpytest_subprocess(*arguments)
-
-    def session(self) -> Any:
-        """A fake session of this project, outside pytest."""
-        spec = importlib.util.spec_from_file_location("fake_session", self.path / "fake_session.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.FakeSession()
 
     def calls(self) -> list[str]:
         """The calls of the session, without process ids."""

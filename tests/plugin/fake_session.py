@@ -69,50 +69,49 @@ class FakeSession:
     def planned(self, case):
         return SimpleNamespace(text="12 candidates, about 3 min")
 
-    def output(self, case):
-        return HERE / "reports"
-
     def search(self, case):
-        self._call("search", case.id)
-        self._know(case)
-        return self._evidence(case).search
+        return self.evidence(case, ("search",)).search
 
     def evidence(self, case, needs):
         self._call("evidence", case.id, ",".join(sorted(needs)))
-        self._know(case)
-        return self._evidence(case)
-
-    def _know(self, case):
         self.cases[case.name] = case
         self.results.setdefault(case.name, {})
+        return self._evidence(case)
 
     def judge(self, case, check):
         self._call("judge", f"{case.id}::{check.id}", case.inputs.calibration or "-", case.model.name)
         if self.watch is not None:
-            self.watch(
-                Progress(case=case.name, phase="compose", done=3, total=12, best=0.5, kept=2, dropped=1)
+            progress = Progress(
+                case=case.name, phase="compose", done=3, total=12, best=0.5, kept=2, dropped=1
             )
+            self.watch(progress)
         (HERE / "metrics.txt").write_text(",".join(case.metrics))
-        outcome = self._outcome(case, check)
-        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=_verdict(outcome))
-        self.cases[case.name] = case
-        self.results.setdefault(case.name, {})[check.id] = result
-        return result
-
-    def _outcome(self, case, check):
         file = HERE / "outcomes.json"
-        known = json.loads(file.read_text()) if file.exists() else {}
-        outcome = known.get(f"{case.id}::{check.id}", "pass")
+        outcomes = json.loads(file.read_text()) if file.exists() else {}
+        outcome = outcomes.get(f"{case.id}::{check.id}", "pass")
         if outcome == "bug":
             raise ZeroDivisionError("a malfunction of ours")
         if outcome == "interrupt":
             raise KeyboardInterrupt
         if outcome == "no model":
             raise ModelError("there is no such model file", where=case.model.name, cure="check the path")
-        return outcome
+        verdict = Verdict(outcome="pass", headline=HEADLINES[outcome], numbers={"speedup": 1.5})
+        if outcome != "pass":
+            rows = (("tuned", "2.0 ms"),)
+            verdict = replace(
+                verdict,
+                outcome="fail" if outcome == "warn" else outcome,
+                sections=(Section(title="Latency", headers=("model", "median"), rows=rows),),
+                advice="Give the search more trials.",
+            )
+        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=verdict)
+        self.cases[case.name] = case
+        self.results.setdefault(case.name, {})[check.id] = result
+        return result
 
     def _evidence(self, case):
         samples = {"reference": Samples(wall_ms=(3.0, 3.0)), "tuned": Samples(wall_ms=(2.0, 2.0))}
+        speedup = Interval(median=1.5, low=1.4, high=1.6)
         return Evidence(
             case=case,
             backend="fake",
@@ -120,13 +119,7 @@ class FakeSession:
             device=DeviceKey(key="simulated"),
             model_sha256="0" * 64,
             search=sample_search((), (1.0,)),
-            latency=LatencyEvidence(
-                clock="wall",
-                samples=samples,
-                ratios={},
-                builds=3,
-                speedup=Interval(median=1.5, low=1.4, high=1.6),
-            ),
+            latency=LatencyEvidence(clock="wall", samples=samples, ratios={}, builds=3, speedup=speedup),
             parity=sample_parity(("y", 31.5)),
         )
 
@@ -146,22 +139,9 @@ class FakeSession:
 
     def fail(self, case, check, error):
         """Record a check that could not be judged; the plugin raises the error."""
-        self._call("fail", case.name, check.id, str(error))
 
     def renewals(self):
         return ()
 
     def close(self):
         self._call("close")
-
-
-def _verdict(outcome):
-    verdict = Verdict(outcome="pass", headline=HEADLINES[outcome], numbers={"speedup": 1.5})
-    if outcome == "pass":
-        return verdict
-    return replace(
-        verdict,
-        outcome="fail" if outcome == "warn" else outcome,
-        sections=(Section(title="Latency", headers=("model", "median"), rows=(("tuned", "2.0 ms"),)),),
-        advice="Give the search more trials.",
-    )

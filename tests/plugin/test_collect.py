@@ -23,6 +23,15 @@ def test_tree_and_ids_are_file_case_check(project):
     )
 
 
+def test_checks_of_a_task_metric_come_first(project):
+    """So that an unknown metric fails before the search."""
+    checks = "[{kind: speedup, min: 1.1}, {kind: accuracy, metric: mine, min: 0}]"
+    text = f"qdqspec: 1\nmodel: m.onnx\ninputs: {{evaluation: e.npz}}\nchecks: {checks}\n"
+    project.spec("b.qdq.yaml", text)
+    found = ids(project.run("--collect-only", "-q", "specs/b.qdq.yaml"))
+    assert [one.rpartition("::")[2] for one in found] == ["accuracy", "speedup"]
+
+
 @pytest.mark.parametrize(
     ("words", "hinted"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 
 import pytest
 
@@ -33,22 +32,15 @@ def real(pytester, models):
 
 
 def test_the_command_of_a_failure_reproduces_it(real):
-    first = real.runpytest_subprocess("-W", "error", "specs", "--qdq-json=record.json")
-    text = first.stdout.str()
-    record = json.loads((real.path / "record.json").read_text())
-    unchanged = record["cases"][0]["placement"] == []
-    # If the float model is the fastest, it is selected, and parity is exact.
-    first.assert_outcomes(passed=3 if unchanged else 2, failed=0 if unchanged else 1)
-    assert {"tuned.onnx", "result.json", "scheme.json"} <= {
-        path.name for path in (real.path / "reports" / "a" / "default").iterdir()
-    }
-    if not unchanged:
-        assert "size" in text
-        command = re.search(r"Reproduce with:\n  pytest (.*)", text)
-        again = real.runpytest_subprocess(*command[1].split(), "--qdq-json=again.json")
-        again.assert_outcomes(failed=1)
-        scheme = re.search(r"--qdq-scheme=(\w+)", command[1])[1]
-        assert json.loads((real.path / "again.json").read_text())["cases"][0]["scheme"]["digest"] == scheme
+    options = ("--qdq-backend=fake", "--qdq-backend-option=fake.integer=0.7")
+    first = real.runpytest_subprocess("-W", "error", "specs", *options)
+    first.assert_outcomes(passed=2, failed=1)
+    command = re.search(r"Reproduce with:\n  pytest (.*)", first.stdout.str())
+    scheme = re.search(r"--qdq-scheme=(\w+)", command[1])[1]
+    assert command[1].endswith(" ".join(options))
+    again = real.runpytest_subprocess(*command[1].split(), "--qdq-json=again.json")
+    again.assert_outcomes(failed=1)
+    assert json.loads((real.path / "again.json").read_text())["cases"][0]["scheme"]["digest"] == scheme
 
 
 def test_a_missing_model_is_an_error_when_the_case_runs(real):
@@ -62,27 +54,6 @@ def test_a_missing_model_is_an_error_when_the_case_runs(real):
     assert all("there is no such model file" in headline for headline in headlines)
     assert "Traceback" not in result.stdout.str()
     assert ".py:" not in result.stdout.str()
-
-
-def test_fixtures_tune_a_case_and_write_its_results(real):
-    (real.path / "test_case.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.qdq('specs/a.qdq.yaml::default')\n"
-        "def test_case(qdq_tuned):\n"
-        "    assert qdq_tuned.total >= 1\n"
-        "def test_other(qdq_case):\n"
-        "    case = qdq_case('specs/a.qdq.yaml::default')\n"
-        "    assert case.latency.median_ms > 0\n"
-        "    assert case.parity.sqnr_db > 10\n"
-    )
-    result = real.runpytest_subprocess("test_case.py", "--qdq-backend=fake")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["a::default *", "Models and measurements: reports"])
-    written = json.loads((real.path / "reports" / "a" / "default" / "result.json").read_text())
-    assert written["tuned"]["median_ms"] > 0
-    explained = real.run(sys.executable, "-m", "qdqspec", "explain", "specs/a.qdq.yaml::default")
-    assert explained.ret == 0
-    explained.stdout.fnmatch_lines(["*reference*tuned*"])
 
 
 ACCURACY = """\
@@ -139,18 +110,6 @@ def test_a_metric_of_a_fixture_is_applied_to_a_real_model(real, models):
     assert accuracy["top3"]["lost"] is not None
 
 
-def test_an_unknown_metric_fails_before_the_search_at_any_position_in_the_spec(real, models):
-    shutil.copy(models.parent / "data" / "digits_evaluation.npz", real.path / "specs" / "evaluation.npz")
-    shutil.copy(models.parent / "data" / "digits_calibration.npz", real.path / "specs" / "calibration.npz")
-    spec = ACCURACY.partition("checks:")[0] + (
-        "checks:\n  - {kind: speedup, min: 0.1}\n  - {kind: accuracy, metric: topl, min: 0}\n"
-    )
-    (real.path / "specs" / "a.qdq.yaml").write_text(spec)
-    result = real.runpytest_subprocess("specs", "-x")
-    result.assert_outcomes(failed=1)
-    assert not (real.path / "reports" / "a" / "default" / "tuned.onnx").exists()
-
-
 def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     spec = SPEC.replace("tune: {trials: 2}", "tune: {trials: 1}\nmatrix: {backend: [onnxruntime, fake]}")
     (real.path / "specs" / "a.qdq.yaml").write_text(spec)
@@ -176,3 +135,102 @@ def test_pytest_runs_the_spec_of_init(pytester, models):
     options = ("-W", "error", "--qdq-backend=fake", "--qdq-time-limit=3s")
     run = pytester.runpytest_subprocess("digits_resnet.qdq.yaml", *options)
     run.assert_outcomes(passed=2)
+
+
+# ---- jumps of the wall clock ---------------------------------------------------------------------
+
+
+CLOCK_SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+tune: {trials: 4, minutes: 5}
+checks: [{kind: size, max_ratio: 2}, {kind: regression, max: 50%}]
+"""
+# Two consecutive calls return times that are hours apart, in either order.
+JUMPING = """\
+import itertools
+import time
+
+_real, _jumps = time.time, itertools.cycle((0, -5 * 3600, 7 * 3600, 90 * 86400, -400 * 86400))
+time.time = lambda: _real() + next(_jumps)
+"""
+HOUR = 3600.0
+
+
+def run_twice(project, *words):
+    words = (".", "--qdq-time-limit=10m", "--qdq-json=record.json", *words)
+    project.runpytest_subprocess(*words).assert_outcomes(passed=2)
+    return json.loads((project.path / "record.json").read_text())
+
+
+def test_search_cache_and_baseline_are_unaffected_by_jumps_of_the_clock(simulated):
+    project = simulated
+    (project.path / "specs" / "net.qdq.yaml").write_text(CLOCK_SPEC)
+    still = run_twice(project, "--qdq-no-cache", "--qdq-update=new")
+    shutil.rmtree(project.path / "reports")
+    (project.path / "conftest.py").write_text(JUMPING)
+    moved = run_twice(project, "--qdq-update=all")
+    for record in (still, moved):
+        (case,) = record["cases"]
+        assert 0 < record["seconds"] < HOUR
+        assert 0 < case["search"]["seconds"] <= record["seconds"]
+        assert all(0 <= trial["build_seconds"] < HOUR for trial in case["trials"]["list"])
+        assert case["trials"]["total"] == 4, "no budget is exhausted"
+    assert [trial["status"] for trial in moved["cases"][0]["trials"]["list"]] == [
+        trial["status"] for trial in still["cases"][0]["trials"]["list"]
+    ]
+    again = run_twice(project)
+    provenance = again["cases"][0]["search"]["provenance"]
+    assert provenance["source"] == "cached"
+    assert 0 <= provenance["age_seconds"] < 500 * 24 * HOUR, "at most the jump of the clock"
+    assert again["cases"][0]["regression"]["regression"]["state"] == "compared"
+
+
+# ---- two specs of one name -----------------------------------------------------------------------
+
+
+NAMED_SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+title: {folder}
+tune: {{trials: 1}}
+checks: [{{kind: size, max_ratio: 2}}, {{kind: regression, max: 50%}}]
+"""
+REPORTS = ("--qdq-json=record.json", "--qdq-report=page.html", "--qdq-report=page.md")
+
+
+@pytest.fixture
+def twins(pytester, models):
+    """``a/net.qdq.yaml`` and ``b/net.qdq.yaml`` on the simulated device."""
+    (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
+    for folder in ("a", "b"):
+        (pytester.path / folder).mkdir()
+        shutil.copy(models / "digits_resnet.onnx", pytester.path / folder)
+        (pytester.path / folder / "net.qdq.yaml").write_text(NAMED_SPEC.format(folder=f"of {folder}"))
+    return pytester
+
+
+def titles(project):
+    """The title in ``result.json`` of each report folder."""
+    return {
+        file.parent.parent.name: json.loads(file.read_text())["title"]
+        for file in (project.path / "reports").rglob("result.json")
+    }
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_specs_of_one_name_have_separate_results_and_baselines(twins):
+    result = twins.runpytest_inprocess("a", "b", "--qdq-update=new", *REPORTS)
+    result.assert_outcomes(passed=4)
+    assert titles(twins) == {"net": "of a", "net.b": "of b"}
+    result.stdout.fnmatch_lines(["a/net::default *", "b/net::default *"])
+    record = json.loads((twins.path / "record.json").read_text())
+    assert [case["spec"] for case in record["cases"]] == ["a/net.qdq.yaml", "b/net.qdq.yaml"]
+    for folder in ("a", "b"):
+        assert (twins.path / folder / "__baselines__" / "net" / "fake.json").is_file()
+    # A run of one spec writes to its folder and uses its cached winner.
+    twins.runpytest_inprocess("b").assert_outcomes(passed=2)
+    assert titles(twins) == {"net": "of a", "net.b": "of b"}
+
+    assert "<h2>b/net::default</h2>" in (twins.path / "page.html").read_text()
+    assert "## b/net::default" in (twins.path / "page.md").read_text()

@@ -10,25 +10,13 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
 from qdqspec._core.registry import did_you_mean
-from qdqspec.app.cli import (
-    baseline,
-    cache,
-    cluster,
-    compare,
-    explain,
-    init,
-    machine,
-    models,
-    reduce,
-    specs,
-    tune,
-    verify,
-)
+from qdqspec.app.cli import compare, explain, init, machine, models, specs, tune, verify
 from qdqspec.app.cli.asked import refuse_mode, refuse_words
 from qdqspec.app.cli.output import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
@@ -37,8 +25,8 @@ VERBS = (  # in the order of the help
     *(init.init, tune.tune),
     *(models.inspect, models.apply, models.strip, models.import_model, models.diff, models.fold, models.lint),
     *(specs.list_cases, specs.write_schema, compare.compare, compare.upgrade_check, explain.explain),
-    *(verify.verify, reduce.reduce, baseline.baseline, cache.cache),
-    *(cluster.cluster, cluster.worker, machine.doctor, machine.config),
+    *(verify.verify, verify.reduce, specs.baseline, machine.cache),
+    *(machine.cluster, machine.worker, machine.doctor, machine.config),
 )
 
 
@@ -50,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     AS_JSON.set("--json" in words)
     if "_ARGCOMPLETE" in os.environ:
-        _complete(parsers()[0])
+        with suppress(ImportError):  # without the extra `completion`
+            import argcomplete
+
+            argcomplete.autocomplete(parsers()[0])  # answers the shell, and exits
     if not words:
         parsers()[0].print_help()
         return FINE
@@ -79,15 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer a shell that asks for completions, and exit."""
-    try:
-        import argcomplete
-    except ImportError:  # the extra `completion` is not installed
-        return
-    argcomplete.autocomplete(parser)
-
-
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
     parser, verbs = parsers()
@@ -105,17 +87,13 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         verb = verbs[words[0]]
         # Values of an unknown option may be read as other arguments, so that only options are named, if any.
         named = [word for word in unknown if word.startswith("-")] or unknown
-        verb.error(f"unrecognized arguments: {shlex.join(named)}{_near_option(unknown, verb)}")
+        own = list(verb._option_string_actions)  # noqa: SLF001
+        options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        near = next(filter(None, (did_you_mean(option, own) for option in options)), "")
+        if "--data" in own and "--calibration" in options:  # its name elsewhere
+            near = " (did you mean '--data'?)"
+        verb.error(f"unrecognized arguments: {shlex.join(named)}{near}")
     return arguments
-
-
-def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
-    """`` (did you mean '--x'?)`` for an unknown option that resembles one of the verb's, or is its name elsewhere."""
-    known = list(verb._option_string_actions)  # noqa: SLF001 - argparse has no other list of its options
-    options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    if "--data" in known and "--calibration" in options:
-        return " (did you mean '--data'?)"
-    return next(filter(None, (did_you_mean(option, known) for option in options)), "")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,9 +7,8 @@ ModelOpt's autotune is an error that names the equivalent one.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from qdqspec._core import hooks
 from qdqspec.app.cli.arguments import (
@@ -127,10 +126,26 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
         return case
     from qdqspec.spec.inline import with_words
 
-    bounds = {bound: asked.pop(f"{bound}_shapes", {}) for bound in _BOUNDS}
+    bounds = {bound: asked.pop(f"{bound}_shapes", {}) for bound in ("min", "opt", "max")}
     if any(bounds.values()):
-        asked["shapes"] = _ranges(bounds, is_fixed="shapes" in asked)
-        flags["shapes"] = ", ".join(f"--{bound}-shapes" for bound in _BOUNDS)
+        if "shapes" in asked:
+            raise ConfigError(
+                "--shapes and --min-shapes, --opt-shapes or --max-shapes are both given",
+                cure="--shapes is for one shape, the others for a range",
+            )
+        usual = bounds["opt"]
+        if not usual:
+            raise ConfigError("--opt-shapes is missing: the shapes at which models are timed", cure="add it")
+        for bound, shapes in bounds.items():
+            if missing := [name for name in shapes if name not in usual]:
+                raise ConfigError(
+                    f"--{bound}-shapes names '{missing[0]}', and --opt-shapes does not", cure="add it there"
+                )
+        asked["shapes"] = {
+            name: {bound: shapes.get(name, dims) for bound, shapes in bounds.items()}
+            for name, dims in usual.items()
+        }
+        flags["shapes"] = ", ".join(f"--{bound}-shapes" for bound in bounds)
     if patterns := asked.pop("pattern_cache", None):
         asked["start_from"] = [*asked.get("start_from", ()), *patterns]
     if graph := asked.pop("graph_json", None):
@@ -140,27 +155,6 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
         asked |= {"regions": "fusion", "graph": graph}
         flags |= dict.fromkeys(("regions", "graph"), "--graph-json")
     return with_words(case, asked, written=lambda name: flags.get(name, name))
-
-
-_BOUNDS = ("min", "opt", "max")
-
-
-def _ranges(bounds: Mapping[str, Mapping[str, list[int]]], *, is_fixed: bool) -> dict[str, Any]:
-    """The ranges of shapes as in a spec, by input."""
-    if is_fixed:
-        raise ConfigError(
-            "--shapes and --min-shapes, --opt-shapes or --max-shapes are both given",
-            cure="--shapes is for one shape, the others for a range",
-        )
-    usual = bounds["opt"]
-    if not usual:
-        raise ConfigError("--opt-shapes is missing: the shapes at which models are timed", cure="add it")
-    for bound in ("min", "max"):
-        if missing := [name for name in bounds[bound] if name not in usual]:
-            raise ConfigError(
-                f"--{bound}-shapes names '{missing[0]}', and --opt-shapes does not", cure="add it there"
-            )
-    return {name: {bound: bounds[bound].get(name, dims) for bound in _BOUNDS} for name, dims in usual.items()}
 
 
 _PRESETS = ("quick", "default", "extensive")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qdqspec._core.config import Settings, find_folder
 from qdqspec._core.files import RESULT
@@ -19,11 +18,6 @@ from qdqspec.app.cli.arguments import argument, input_options, inputs_given, set
 from qdqspec.app.cli.output import FINE, WANTING, answer, note
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
 from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
-
-if TYPE_CHECKING:
-    from qdqspec.backends.base import BuildOptions
-    from qdqspec.timing.environment import Environment
-
 
 _TUNED = "tuned.onnx"
 
@@ -81,7 +75,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
     from qdqspec._core.records import to_data
     from qdqspec.app.evidence.timing import compare_runtimes, models_of
-    from qdqspec.app.report.runtimes import comparison_text
+    from qdqspec.app.report.compare import runtimes_text
     from qdqspec.app.session import Session
 
     known = [_of_folder(folder.absolute(), arguments) for folder in folders]
@@ -113,7 +107,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             models.append(models_of(prepared, tuned, search.winner, sqnr_db))
         name = known[0][1].case.name
         compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
-    answer(arguments, {"runtimes": [to_data(compared)]}, comparison_text(compared))
+    answer(arguments, {"runtimes": [to_data(compared)]}, runtimes_text([compared]))
     return FINE
 
 
@@ -178,10 +172,14 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
     than allowed, slower than float, or less accurate there.
     """
-    from qdqspec.app.report.runtimes import upgrade_text, upgrade_to_json
+    from qdqspec.app.report.compare import upgrade_text, upgrade_to_json
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.timing.environment import Environment
+
+    def joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+        """Each fact once: a name may have spaces in the facts of a backend and not in the details of its device."""
+        return {**facts, **{key: one for key, one in details.items() if key.replace("_", " ") not in facts}}
 
     settings = replace(settings_from(arguments), mode="measure")
     models = [found for what in arguments.what for found in _models(what, arguments, settings)]
@@ -193,10 +191,19 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
         for case, _, _ in models:
             runtime = session.runtime(case)
-            name = runtime.backend.name
-            if name not in here:
-                there[name] = _facts(environment, name, runtime.options)
-                here[name] = _joined(runtime.backend.probe(runtime.options).facts, runtime.device.details)
+            name, options = runtime.backend.name, runtime.options
+            if name in here:
+                continue
+            installed = environment.installed(name, options)
+            if not installed.usable:
+                raise BackendUnavailableError(
+                    f"backend {name} is not usable there: {installed.why}",
+                    where=environment.python,
+                    cure=installed.install or None,
+                )
+            details = {} if installed.device is None else installed.device.details
+            there[name] = joined(installed.facts, details)
+            here[name] = joined(runtime.backend.probe(options).facts, runtime.device.details)
         for case, name, tuned in models:
             work = session.work(case)
             found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
@@ -220,23 +227,3 @@ def _models(
         folder = find_folder(settings, case)
         is_result = (folder / RESULT).is_file() and (folder / _TUNED).is_file()
         yield case, case.name, folder / _TUNED if is_result else None
-
-
-def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:
-    """The facts of a backend there. Raises `BackendUnavailableError` if it is not usable."""
-    installed = environment.installed(backend, options)
-    if not installed.usable:
-        raise BackendUnavailableError(
-            f"backend {backend} is not usable there: {installed.why}",
-            where=environment.python,
-            cure=installed.install or None,
-        )
-    return _joined(installed.facts, {} if installed.device is None else installed.device.details)
-
-
-def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
-    """Facts of a backend and details of its device, each once: a name may have spaces in one and not in the other."""
-    return {
-        **facts,
-        **{name: value for name, value in details.items() if name.replace("_", " ") not in facts},
-    }

@@ -26,17 +26,18 @@ from qdqspec.app.cli.arguments import (
     values_left,
     verb,
 )
+from qdqspec.app.cli.models import judged
 from qdqspec.app.cli.output import FINE, answer
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.types import Case, DefinitionEvidence, Inputs
 
 if TYPE_CHECKING:
     from qdqspec._core.config import Settings
-    from qdqspec.graph.model import Model
+    from qdqspec.graph.model import Model, Node
     from qdqspec.qdq.import_qdq import Imported
     from qdqspec.qdq.scheme_file import SchemeFile
     from qdqspec.timing.explained import ExplainedEngine
-    from qdqspec.types import Clock, Evidence, FixedValue, SearchResult, Trial
+    from qdqspec.types import Clock, Evidence, SearchResult, Trial
 
 _GRAPH = ".graph.json"
 _EXPLAINED = (
@@ -68,46 +69,33 @@ def explain(arguments: argparse.Namespace) -> int:
     compared with the reference. Layer information without times, or the log of a build with its list of kernels, is
     described by counts.
     """
-    _take_pair(arguments)
+    what, models = arguments.what, [word for word in arguments.what if word.endswith(".onnx")]
+    if models and len(what) > 1:  # ``MODEL TUNED`` is ``TUNED --reference MODEL``
+        if len(what) != 2 or len(models) != 2 or arguments.reference is not None:
+            raise ConfigError(
+                "a model is explained alone, or with its original before it",
+                cure="qdqspec explain MODEL TUNED; rank exported layer information without models",
+            )
+        arguments.reference, arguments.what = Path(models[0]), models[1:]
     if arguments.culprits:
         return explain_culprits(arguments)
     from qdqspec.app.report.explain_text import explain_json, explain_text
 
-    engines, search = _gather_engines(arguments)
+    settings, search = settings_from(arguments), None
+    first, given = arguments.what[0], partial(inputs_given, arguments=arguments, values=arguments.values)
+    if len(arguments.what) == 1 and models:
+        engines = _from_model(Path(first), arguments.reference, given(Inputs()), settings)
+    elif len(arguments.what) == 1 and (Path(first).is_dir() or is_spec(Path(first.partition("::")[0]))):
+        case, folder = _find_results(first, settings, RESULT)
+        own = Inputs() if case is None else case.inputs
+        if arguments.data is not None:
+            own = replace(own, calibration=None)
+        engines, search = _from_folder(folder, given(own), settings)
+    else:
+        engines = _from_files(arguments.what)
     text = explain_text(engines, most=max(arguments.layers, 1), search=search)
     answer(arguments, explain_json(engines, search), text)
     return FINE
-
-
-def _take_pair(arguments: argparse.Namespace) -> None:
-    """Take ``MODEL TUNED`` as ``TUNED --reference MODEL``. Changes the arguments."""
-    what, models = arguments.what, [word for word in arguments.what if word.endswith(".onnx")]
-    if not models or len(what) == 1:
-        return
-    if len(what) != 2 or len(models) != 2 or arguments.reference is not None:
-        raise ConfigError(
-            "a model is explained alone, or with its original before it",
-            cure="qdqspec explain MODEL TUNED; rank exported layer information without models",
-        )
-    arguments.reference, arguments.what = Path(models[0]), models[1:]
-
-
-def _gather_engines(arguments: argparse.Namespace) -> tuple[Sequence[ExplainedEngine], SearchResult | None]:
-    """The engines to explain, and the search that they are of."""
-    settings = settings_from(arguments)
-    if len(arguments.what) > 1:
-        return _from_files(arguments.what), None
-    (what,) = arguments.what
-    given = partial(inputs_given, arguments=arguments, values=arguments.values)
-    if what.endswith(".onnx"):
-        return _from_model(Path(what), arguments.reference, given(Inputs()), settings), None
-    if not Path(what).is_dir() and not is_spec(Path(what.partition("::")[0])):
-        return _from_files([what]), None
-    case, folder = _find_results(what, settings, RESULT)
-    own = Inputs() if case is None else case.inputs
-    if arguments.data is not None:
-        own = replace(own, calibration=None)
-    return _from_folder(folder, given(own), settings)
 
 
 def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | None, Path]:
@@ -130,48 +118,47 @@ def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | No
 
 
 def _from_files(what: Sequence[str]) -> list[ExplainedEngine]:
-    paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
-    for path in (path for parts in paths for path in parts):
-        _require_text(path)
-    names = _short_names([parts[0] for parts in paths])
-    return [_from_exported(name, parts[:3]) for name, parts in zip(names, paths, strict=True)]
+    """The engines in files of a runtime's tool; each of the first backend that can read its files.
 
-
-def _require_text(path: Path) -> None:
-    """Raise `ConfigError` for a missing file, and for a binary one, which is no layer information."""
-    if not path.is_file():
-        raise ConfigError("there is no such file or folder", where=path, cure=_EXPLAINED)
-    with path.open("rb") as file:
-        if b"\x00" in (head := file.read(64)) or head.startswith(b"PK"):
-            raise ConfigError("this is nothing that can be explained", where=path, cure=_EXPLAINED)
-
-
-def _from_exported(name: str, files: Sequence[Path]) -> ExplainedEngine:
-    """The engine in files of a runtime's tool; of the first backend that can read them."""
+    They are named after the files, without the common parts of the names: ``fp16``, ``qat``. Raises `ConfigError` for a
+    missing file, and for a binary one, which is no layer information.
+    """
     from qdqspec._core import hooks
     from qdqspec.timing.explained import ExplainedEngine
 
-    refusal: BackendError | None = None
-    for read in hooks.readers("exported"):
-        try:
-            found = read(files)
-        except BackendError as error:
-            refusal = refusal or error
-            continue
+    paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
+    for path in (path for parts in paths for path in parts):
+        if not path.is_file():
+            raise ConfigError("there is no such file or folder", where=path, cure=_EXPLAINED)
+        with path.open("rb") as file:
+            if b"\x00" in (head := file.read(64)) or head.startswith(b"PK"):
+                raise ConfigError("this is nothing that can be explained", where=path, cure=_EXPLAINED)
+    names = [parts[0].name.removesuffix(_GRAPH).removesuffix(".json") for parts in paths]
+    if len(set(names)) < len(names):
+        names = [str(parts[0]) for parts in paths]
+    elif len(names) > 1:
+        common = os.path.commonprefix(names)  # noqa: RUF071 - names, not paths
+        cut = max(map(common.rfind, "-_.")) + 1
+        names = [name[cut:] or name for name in names]
+    engines = []
+    for name, parts in zip(names, paths, strict=True):
+        refusal: BackendError | None = None
+        for read in hooks.readers("exported"):
+            try:
+                found = read(parts[:3])
+            except BackendError as error:
+                refusal = refusal or error
+                continue
+            break
+        else:
+            assert refusal is not None, "some backend reads exported engines"
+            raise refusal
         notes = () if found.has_times else (f"{name} has no profile: give one with GRAPH,PROFILE",)
-        return ExplainedEngine(name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes)
-    assert refusal is not None, "some backend reads exported engines"
-    raise refusal
-
-
-def _short_names(graphs: Sequence[Path]) -> list[str]:
-    """File names without their common parts: ``fp16``, ``qat``."""
-    stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
-    if len(set(stems)) < len(stems):
-        return [str(path) for path in graphs]
-    common = os.path.commonprefix(stems)  # noqa: RUF071 - names, not paths
-    cut = max(map(common.rfind, "-_.")) + 1 if len(stems) > 1 else 0
-    return [stem[cut:] or stem for stem in stems]
+        engine = ExplainedEngine(
+            name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes
+        )
+        engines.append(engine)
+    return engines
 
 
 # ---- results of a run ---------------------------------------------------------------------------
@@ -202,9 +189,8 @@ def _from_folder(
     differs = (
         () if parity is None else _differing(parity.definition, settings, "the given model", parity.data)
     )
-    files = folder / _REFERENCE, folder / "tuned.onnx"
-    converted, recurrent = _conversion(*files), _recurrent(files[0], settings)
-    notes = (*last.notes, *differs, *converted, *recurrent)
+    noted = _note_types(folder / _REFERENCE, folder / "tuned.onnx", settings)
+    notes = (*last.notes, *differs, *noted)
     return [*engines[:-1], replace(last, notes=notes, corrections=corrections)], search
 
 
@@ -274,7 +260,6 @@ def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
-    from qdqspec.app.cli.models import judged
     from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.model import QDQ_OPS, require_path
 
@@ -294,7 +279,7 @@ def _from_model(
     with _float_model(model, None if original is None else require_path(original)) as file:
         # the user's file first: an error of both is that of its path
         tuned, first = _profile_models({"tuned": require_path(model), "reference": file}, inputs, settings)
-        notes = (*tuned.notes, *notes, *_conversion(file, require_path(model)), *_recurrent(file, settings))
+        notes = (*tuned.notes, *notes, *_note_types(file, require_path(model), settings))
         return [first, replace(tuned, notes=notes)]
 
 
@@ -315,35 +300,24 @@ def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
         yield stripped
 
 
-def _conversion(reference: Path, tuned: Path) -> tuple[str, ...]:
-    """A note on a tuned model that was converted from the float16 of its reference to float32."""
+def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, ...]:
+    """Notes on a model that was converted from the float16 of its reference to float32, and on recurrent operators
+    without an integer kernel.
+    """
     from qdqspec.graph.conversion import computes_in_float16, is_converted
-    from qdqspec.graph.model import load_model
-
-    if not (reference.is_file() and tuned.is_file() and is_converted(load_model(tuned))):
-        return ()
-    if not computes_in_float16(load_model(reference)):
-        return ()
-    text = (
-        "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
-        "outputs: differences include those of the type"
-    )
-    return (text,)
-
-
-def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
-    """Notes on recurrent operators of a float model without an integer kernel, with the reasons."""
-    from qdqspec.app.cli.models import judged
     from qdqspec.graph.model import load_model
 
     if not reference.is_file():
         return ()
-    model = load_model(reference)
-    nodes = [node for node in model.nodes if node.op_type in _RECURRENT]
-    if not nodes:
-        return ()
-    reasons = judged(model, settings).reasons
-    return tuple(f"{node.name} has no label: {why}" for node in nodes if (why := reasons.get(node.name)))
+    model, notes = load_model(reference), []
+    if tuned.is_file() and is_converted(load_model(tuned)) and computes_in_float16(model):
+        notes.append(
+            "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
+            "outputs: differences include those of the type"
+        )
+    recurrent = [node.name for node in model.nodes if node.op_type in _RECURRENT]
+    reasons = judged(model, settings).reasons if recurrent else {}
+    return (*notes, *(f"{name} has no label: {why}" for name in recurrent if (why := reasons.get(name))))
 
 
 def _require_shapes(model: Model, inputs: Inputs) -> None:
@@ -358,8 +332,16 @@ def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settin
     from qdqspec.app.evidence.timing import profile_models
     from qdqspec.backends.base import BuildOptions
     from qdqspec.backends.isolation.isolated import Isolated
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.timing.explained import ExplainedEngine
+
+    def reads_pair(model: Model, node: Node) -> bool:
+        """Whether a node reads a dequantized activation."""
+        makers = (model.producer.get(tensor) for tensor in node.inputs)
+        dequantized = (one for one in makers if one is not None and one.op_type == "DequantizeLinear")
+        return node.op_type not in QDQ_OPS and any(
+            one.inputs[0] not in model.constants for one in dequantized
+        )
 
     loaded = {name: load_model(path) for name, path in models.items()}
     ops = {node.name: node.op_type for model in loaded.values() for node in model.nodes}
@@ -377,7 +359,7 @@ def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settin
             layers=one.layers,
             end_to_end_ms=one.median_ms,
             ops=ops,
-            quantized=_quantized(loaded[name]),
+            quantized=frozenset(node.name for node in loaded[name].nodes if reads_pair(loaded[name], node)),
             notes=(*one.samples.notes, *_differing(one.definition, settings, f"the {name} model", data)),
         )
         for name, one in found.items()
@@ -393,21 +375,6 @@ def _differing(
     if found is None or found.holds:
         return ()
     return (difference_text(found, settings.backend, model, data),)
-
-
-def _quantized(model: Model) -> frozenset[str]:
-    """The nodes of a model that read a dequantized activation."""
-    from qdqspec.graph.model import QDQ_OPS
-
-    makers = ((node, model.producer.get(tensor)) for node in model.nodes for tensor in node.inputs)
-    return frozenset(
-        node.name
-        for node, maker in makers
-        if node.op_type not in QDQ_OPS
-        and maker is not None
-        and maker.op_type == "DequantizeLinear"
-        and maker.inputs[0] not in model.constants
-    )
 
 
 # ---- pairs ranked by their error ----------------------------------------------------------------
@@ -451,15 +418,13 @@ def _meant(
         else:
             imported, notes = import_placement(model, model_given(original, values)), ()
         with _float_model(model, original) as file:
-            yield _as_given(Case(id="default", model=file.absolute()), arguments, values), imported, notes
+            inputs = inputs_given(Inputs(), arguments, values)
+            yield Case(id="default", model=file.absolute(), inputs=inputs), imported, notes
         return
     case, folder = _find_results(what, settings, _SCHEME)
     fixed, notes = arguments.values, ()
     if case is None:
         case = Case(id="default", model=folder / _REFERENCE)
         fixed, notes = values_left(case.model, fixed)
-    yield _as_given(case, arguments, fixed), read_scheme(folder / _SCHEME), notes
-
-
-def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, FixedValue] | None) -> Case:
-    return replace(case, inputs=inputs_given(case.inputs, arguments, values))
+    case = replace(case, inputs=inputs_given(case.inputs, arguments, fixed))
+    yield case, read_scheme(folder / _SCHEME), notes

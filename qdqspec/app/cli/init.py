@@ -1,9 +1,10 @@
-"""Command ``init``: write a commented spec for a model, with its inputs and the settings that fit this machine."""
+"""Command ``init``: write a commented spec for a model, with its inputs, data, and settings that fit this machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import textwrap
@@ -17,16 +18,16 @@ from qdqspec import __version__
 from qdqspec._core.config import Settings, flags_given
 from qdqspec._core.files import create_file, unwritable
 from qdqspec._core.hooks import declaration_of
-from qdqspec._core.units import plain
+from qdqspec._core.units import count_text, plain
 from qdqspec.app.cases import SPEC_SUFFIXES
 from qdqspec.app.cli.arguments import MODEL, argument, output, settings_from, verb
-from qdqspec.app.cli.found_data import DataDraft, find_data, quoted, relative_text
 from qdqspec.app.cli.models import judged
 from qdqspec.app.cli.output import conclude
-from qdqspec.errors import ConfigError, OutputError
+from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
 
 if TYPE_CHECKING:
+    from qdqspec.accuracy.data import Dataset
     from qdqspec.backends.base import Backend, Capabilities
     from qdqspec.graph.model import Model
     from qdqspec.graph.regions.inspect import Judged
@@ -37,6 +38,10 @@ _OF_SOUND = re.compile("sample|audio|sound|wav")
 _OPS = 12  # whose counts are shown
 _REASONS = 3  # shown for operators that stay float
 _FORMATS = 3  # beside the usual one, that are named
+_CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
+_MANY = 4  # more files than this without telling names are one data set
+_SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
 
 
@@ -53,6 +58,21 @@ class InputDraft:
     open_dims: tuple[int, ...] = ()
     from_data: bool = False
     span: InputShape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDraft:
+    """Data that fits the model, as written in the spec. ``metric`` is a built-in one that its labels fit."""
+
+    calibration: str = ""
+    evaluation: str = ""
+    labelled: bool = False
+    metric: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one data set is used for both."""
+        return bool(self.calibration) and self.calibration == self.evaluation
 
 
 @verb(
@@ -81,42 +101,23 @@ def init(arguments: argparse.Namespace) -> int:
     from qdqspec.graph.given import cautions
     from qdqspec.graph.model import load_model
 
-    settings = settings_from(arguments)
-    output = _output_path(arguments.model, arguments.output)
+    settings, path = settings_from(arguments), arguments.output
+    if path is None:
+        path = Path(arguments.model.name.removesuffix(".onnx").removesuffix(".qdq") + SPEC_SUFFIXES[0])
+    elif not path.name.endswith(SPEC_SUFFIXES):
+        cure = f"call it {path.stem}{SPEC_SUFFIXES[0]}"
+        raise ConfigError("pytest collects a spec by its ending", where=path, cure=cure)
     model = load_model(arguments.model)
     data, inputs, remarks = DataDraft(), Inputs(), list[str]()
     if arguments.data is not None:
-        data, inputs, remarks = find_data(arguments.data, model, output.absolute().parent)
+        data, inputs, remarks = find_data(arguments.data, model, path.absolute().parent)
     known = shaped_by_data(model, inputs).profiles[0].shapes
     proposed = _unify_named_dims(
         model, [_propose_input(model, name, known.get(name)) for name in model.inputs]
     )
     warned = list(cautions(model))
-    chosen = flags_given(vars(arguments)).get("backend")
-    _write_new(
-        output, _spec_text(model, output, settings, data, proposed, warned, is_chosen=chosen is not None)
-    )
-    notes = [*warned, *remarks, *_warn_of_outside([model.path, arguments.data], settings)]
-    shapes = {one.name: one.shape for one in proposed}
-    sources = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
-    command = f"pytest {shlex.quote(str(output))}"
-    found = {"inputs": shapes, "data": sources, "command": command}
-    return conclude(arguments, f"run it with: {command}", notes, found, output)
-
-
-def _output_path(model: Path, asked: Path | None) -> Path:
-    if asked is None:
-        return Path(model.name.removesuffix(".onnx").removesuffix(".qdq") + SPEC_SUFFIXES[0])
-    if not asked.name.endswith(SPEC_SUFFIXES):
-        raise ConfigError(
-            "pytest collects a spec by its ending",
-            where=asked,
-            cure=f"call it {asked.stem}{SPEC_SUFFIXES[0]}",
-        )
-    return asked
-
-
-def _write_new(path: Path, text: str) -> None:
+    is_chosen = flags_given(vars(arguments)).get("backend") is not None
+    text = _spec_text(model, path, settings, data, proposed, warned, is_chosen=is_chosen)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         create_file(path, text)
@@ -126,6 +127,20 @@ def _write_new(path: Path, text: str) -> None:
         ) from None
     except OSError as error:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
+    notes = [*warned, *remarks]
+    allowed = [folder.resolve() for folder in (settings.root, *settings.allow_path)]
+    for given, what in ((model.path, "model"), (arguments.data, "data")):
+        if given is not None and not any(given.resolve().is_relative_to(folder) for folder in allowed):
+            folder = given.absolute() if given.is_dir() else given.absolute().parent
+            notes.append(f"the {what} is outside {settings.root}: run with --qdq-allow-path={folder}")
+    shapes = {one.name: one.shape for one in proposed}
+    sources = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
+    command = f"pytest {shlex.quote(str(path))}"
+    found = {"inputs": shapes, "data": sources, "command": command}
+    return conclude(arguments, f"run it with: {command}", notes, found, path)
+
+
+# ---- the text of the spec ------------------------------------------------------------------------
 
 
 def _spec_text(
@@ -178,7 +193,9 @@ def _quantize_lines(model: Model, found: Judged, formats: Sequence[str]) -> Iter
         yield f"# matrix: {{quant: [{usual}]}}   # a case for each format{more}"
     else:
         yield f"quantize: {{format: {formats[0]}}}   # no operator of this model can have {usual} here"
-    denied = _choose_denied_op(model, found)
+    quantizable = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
+    ops = Counter(node.op_type for node in quantizable if re.fullmatch(r"[A-Z]\w+", node.op_type))
+    denied = "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
     excluded = next(node.name for node in reversed(model.nodes) if not node.is_marker)
     nodes = f"nodes: {{exclude: [{json.dumps(excluded, ensure_ascii=False)}]}}"
     patterns = f"deny: [{denied}], {nodes}" if denied else nodes
@@ -263,13 +280,6 @@ def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
     return [name for name, space in spaces.items() if space.units]
 
 
-def _choose_denied_op(model: Model, found: Judged) -> str:
-    """An operator of the model that would be quantized without it, as an example of a pattern."""
-    nodes = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
-    ops = Counter(node.op_type for node in nodes if re.fullmatch(r"[A-Z]\w+", node.op_type))
-    return "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
-
-
 def _state_facts(
     model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
@@ -291,6 +301,9 @@ def _counts_text(counts: Mapping[str, int]) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(ranked) - _OPS} more" if len(ranked) > _OPS else ""
     return ", ".join(f"{name} {count}" for name, count in ranked[:_OPS]) + more
+
+
+# ---- inputs and data -----------------------------------------------------------------------------
 
 
 def _propose_input(model: Model, name: str, known: InputShape | None) -> InputDraft:
@@ -336,11 +349,126 @@ def _unify_named_dims(model: Model, proposed: list[InputDraft]) -> list[InputDra
     return unified
 
 
-def _warn_of_outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
-    """Cautions for files that a spec may not name without an option."""
-    allowed = (settings.root, *settings.allow_path)
-    for path, what in zip(paths, ("model", "data"), strict=True):
-        if path is None or any(path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
-            continue
-        folder = path.absolute() if path.is_dir() else path.absolute().parent
-        yield f"the {what} is outside {settings.root}: run with --qdq-allow-path={folder}"
+def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:
+    """The data entries of a spec in folder ``base``, the inputs with that data, and notes.
+
+    ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
+    """
+    from qdqspec.accuracy.metrics import fitting_metric
+    from qdqspec.graph.model import shape_text
+
+    if not path.exists():
+        cure = "--data takes one file or folder"
+        raise ConfigError("there is no such file or folder", where=path, cure=cure)
+    files = [path]
+    if path.is_dir():
+        files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
+    arrays = [file for file in files if file.suffix in (".npz", ".npy")]
+    if path.is_file() and arrays:
+        fits = {path: _open_dataset(model, path)}
+    else:
+        # The labels of the samples of .npy files are beside them.
+        has_labels = {file.parent for file in arrays if file.name == "labels.npy"}
+        sets = dict.fromkeys(
+            file.parent if file.suffix == ".npy" and file.parent in has_labels else file for file in arrays
+        )
+        fits = {found: data for found in sets if (data := _fitting_dataset(model, found))}
+    if not fits and path.is_dir() and (data := _fitting_dataset(model, path)):
+        fits = {path: data}
+    shapes = {name: model.shape(name) for name in model.inputs}
+    needed = ", ".join(
+        name if shape is None else f"{name} {shape_text(shape)}" for name, shape in shapes.items()
+    )
+    if not fits:
+        raise ConfigError(
+            f"no data there fits the model's inputs: {needed}",
+            where=path,
+            cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in "
+            "the spec: {arrays: FILE, names: {INPUT: ARRAY}}, and images too: {images: FOLDER, size: SIDE}",
+        )
+    calibration, evaluation = _choose_data(path, fits)
+    data = fits.get(evaluation) or _fitting_dataset(model, evaluation)
+    labels = None if data is None else data.labels
+    scored = next((model.shape(name) for name in model.outputs), None)
+    draft = DataDraft(
+        calibration=quoted(relative_text(calibration, base)),
+        evaluation=quoted(relative_text(evaluation, base)),
+        labelled=labels is not None,
+        metric="" if labels is None else fitting_metric(labels, scored),
+    )
+    notes = []
+    unfitting = [  # of the files that are named after their use
+        file
+        for file in arrays
+        if not any(file == fit or file.is_relative_to(fit) for fit in fits)
+        and any(use.search(f"{file.parent.name} {file.stem}".lower()) for use in (_CALIBRATION, _EVALUATION))
+    ]
+    if unfitting:
+        left = f"{count_text(len(unfitting), 'file')} left out, as {unfitting[0]}"
+        notes.append(f"{left}: the arrays do not fit {needed} (first axis samples)")
+    if draft.is_shared:
+        folder = path if path.is_dir() else path.parent
+        notes.append(
+            "calibration and evaluation are the same data: accuracy looks better on it than on other data; name other "
+            f"samples at `evaluation` in the spec (init finds {folder / 'calibration'} and {folder / 'evaluation'})"
+        )
+    if labels is not None and not draft.metric:
+        notes.append(
+            f"labels of {labels.dtype} {list(labels.shape)} fit no built-in metric of the first output: an "
+            "accuracy check needs `output`, or a metric of your own (fixture qdq_metrics)"
+        )
+    return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
+
+
+def _fitting_dataset(model: Model, path: Path) -> Dataset | None:
+    """The data of a path; ``None`` if it does not fit the model."""
+    try:
+        return _open_dataset(model, path)
+    except QdqspecError:
+        return None
+
+
+def _open_dataset(model: Model, path: Path) -> Dataset:
+    from qdqspec.accuracy.data import open_data, shaped_by_data
+    from qdqspec.accuracy.shapes import input_specs, resolve_shapes
+
+    shaped = shaped_by_data(model, Inputs(calibration=path))
+    return open_data(path, input_specs(model, resolve_shapes(model, shaped), shaped.profiles))
+
+
+def _choose_data(path: Path, fits: Mapping[Path, Dataset]) -> tuple[Path, Path]:
+    """Calibration and evaluation data: by the names of folders, then of files, and by whether data has labels."""
+
+    def named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
+        return next((file for file in files if pattern.search(file.stem.lower())), None)
+
+    def folder_or_glob(folder: Path) -> Path:
+        """The folder, or a glob if its files are in folders of it."""
+        own = [file for file in found if file.is_relative_to(folder)]
+        return folder if any(file.parent == folder for file in own) else folder / "**" / f"*{own[0].suffix}"
+
+    found = list(fits)
+    inside = (file.relative_to(path).parts for file in found if file.is_relative_to(path))
+    folders = sorted({path / parts[0] for parts in inside if len(parts) > 1})
+    calibration, evaluation = named(folders, _CALIBRATION), named(folders, _EVALUATION)
+    if calibration is not None and evaluation is not None and evaluation != calibration:
+        return folder_or_glob(calibration), folder_or_glob(evaluation)
+    calibration, evaluation = named(found, _CALIBRATION), named(found, _EVALUATION)
+    if calibration is None and evaluation is None and len(found) > _MANY and path.is_dir():
+        return folder_or_glob(path), folder_or_glob(path)
+    labelled = next((file for file in found if fits[file].labels is not None), None)
+    evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
+    return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
+
+
+def quoted(text: str) -> str:
+    """A text as YAML reads it back: unquoted if that is safe, else in double quotes."""
+    if _SAFE.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
+
+
+def relative_text(path: Path, base: Path) -> str:
+    """A path relative to a folder, with slashes, as a spec there names it."""
+    return Path(os.path.relpath(path.absolute(), base)).as_posix()

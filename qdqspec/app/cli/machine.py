@@ -1,21 +1,31 @@
-"""Commands about this machine: ``doctor`` and ``config``."""
+"""Commands about this machine: ``doctor``, ``config``, its ``cache``, and its part in a ``cluster`` as a ``worker``."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qdqspec._core import registry
-from qdqspec._core.config import OPTIONS, list_settings
+from qdqspec._core.config import BUILD_OPTIONS, OPTIONS, declared, list_settings
 from qdqspec._core.options import options_of
+from qdqspec._core.records import to_data
 from qdqspec._core.registry import DEFAULT_BACKEND
-from qdqspec._core.units import without_passwords
-from qdqspec.app.cli.arguments import settings_from, verb
-from qdqspec.app.cli.output import FINE, IMPOSSIBLE, answer
+from qdqspec._core.units import count_text, seconds_text, size_text, without_passwords
+from qdqspec.app.cli.arguments import argument, settings_from, verb
+from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, end_on_sigterm, note
+from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from qdqspec.app.cluster.worker import Announcement, WorkerInfo
     from qdqspec.backends.base import Availability
+    from qdqspec.timing.store import Store
+
+_MONTH = 30 * 86400.0  # seconds
+_PORT = 8786
 
 
 @verb(
@@ -31,47 +41,51 @@ def doctor(arguments: argparse.Namespace) -> int:
     chosen, options = settings.backend, BuildOptions.of(settings)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     order = sorted(found, key=lambda name: (name != chosen, not found[name].usable))
-    lines = [_diagnosis(name, found[name], chosen=name == chosen) for name in order] + _option_lines(chosen)
-    backends = {name: _facts(name, availability) for name, availability in found.items()}
+    lines = [_diagnosis(name, found[name], chosen=name == chosen) for name in order]
+    if own := options_of(chosen).options:
+        rows = [
+            (
+                f"{chosen}.{option.word}",
+                option.type.expects,
+                option.default or "-",
+                "anywhere" if option.in_files else "command line only",
+            )
+            for option in own
+        ]
+        lines += ["", f"options of {chosen} (--backend-option NAME=VALUE):"]
+        lines += _table(("option", "expects", "default", "set"), rows)
+    backends = {
+        name: {
+            "usable": availability.usable,
+            "why": availability.why,
+            "install": availability.install,
+            "facts": dict(availability.facts),
+            "options": [
+                {
+                    "name": f"{name}.{option.word}",
+                    "expects": option.type.expects,
+                    "default": option.default,
+                    "in_files": option.in_files,
+                    "help": option.help,
+                }
+                for option in options_of(name).options
+            ],
+        }
+        for name, availability in found.items()
+    }
     answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines))
     return FINE if found[chosen].usable else IMPOSSIBLE
 
 
-def _facts(name: str, availability: Availability) -> dict[str, object]:
-    return {
-        "usable": availability.usable,
-        "why": availability.why,
-        "install": availability.install,
-        "facts": dict(availability.facts),
-        "options": [
-            {
-                "name": f"{name}.{option.word}",
-                "expects": option.type.expects,
-                "default": option.default,
-                "in_files": option.in_files,
-                "help": option.help,
-            }
-            for option in options_of(name).options
-        ],
-    }
-
-
-def _option_lines(name: str) -> list[str]:
-    """The options that a backend accepts, with their types, and where each may be set."""
-    options = options_of(name).options
-    if not options:
-        return []
-    rows = [
-        (
-            f"{name}.{option.word}",
-            option.type.expects,
-            option.default or "-",
-            "anywhere" if option.in_files else "command line only",
-        )
-        for option in options
-    ]
-    table = _table(("option", "expects", "default", "set"), rows)
-    return ["", f"options of {name} (--backend-option NAME=VALUE):", *table]
+def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
+    state = "works" if availability.usable else "not usable here"
+    lines = [f"{name}: {state}{' (chosen)' if chosen else ''}"]
+    lines += [f"  {availability.why}"] if availability.why else []
+    if availability.install and not availability.usable:
+        lines.append(f"  to get it: {availability.install}")
+    width = max((len(fact) for fact in availability.facts), default=0)
+    lines += [f"  {fact:<{width}}  {value}" for fact, value in availability.facts.items()]
+    return "\n".join(lines)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -84,18 +98,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
-    state = "works" if availability.usable else "not usable here"
-    lines = [f"{name}: {state}{' (chosen)' if chosen else ''}"]
-    lines += [f"  {availability.why}"] if availability.why else []
-    lines += (
-        [f"  to get it: {availability.install}"] if availability.install and not availability.usable else []
-    )
-    width = max((len(fact) for fact in availability.facts), default=0)
-    lines += [f"  {fact:<{width}}  {value}" for fact, value in availability.facts.items()]
-    return "\n".join(lines)
-
-
 @verb(
     "config",
     "QDQSPEC_THREADS=4 qdqspec config",
@@ -104,22 +106,242 @@ def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
 def config(arguments: argparse.Namespace) -> int:
     """Print every setting with its value and where it came from."""
     settings = settings_from(arguments)
-    rows = [(s.name, _shown(s.value), s.origin) for s in list_settings(settings)]
-    texts = [(name, _text(value), origin) for name, value, origin in rows]
+    listed: list[dict[str, object]] = []
+    texts = []
+    for setting in list_settings(settings):
+        value: object = setting.value
+        if isinstance(value, tuple):
+            value = [without_passwords(str(one)) for one in value]
+            text = ", ".join(map(str, value)) or "-"
+        elif isinstance(value, bool):
+            text = str(value).lower()
+        elif value is None or isinstance(value, int | float):
+            text = "-" if value is None else str(value)
+        else:
+            value = without_passwords(str(value))
+            text = str(value) or "-"
+        listed.append({"name": setting.name, "value": value, "origin": setting.origin})
+        texts.append((setting.name, text, setting.origin))
     text = "\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)])
-    listed = [{"name": n, "value": v, "origin": o} for n, v, o in rows]
     answer(arguments, {"root": str(settings.root), "settings": listed}, text)
     return FINE
 
 
-def _shown(value: object) -> object:
-    """A value in a form that JSON can represent."""
-    if isinstance(value, tuple):
-        return [without_passwords(str(one)) for one in value]
-    return value if value is None or isinstance(value, bool | int | float) else without_passwords(str(value))
+# ---- finished searches ---------------------------------------------------------------------------
 
 
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(value) or "-"
-    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value) or "-"
+def _age(text: str) -> float:
+    try:
+        return declared.duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@verb(
+    "cache",
+    "qdqspec cache prune --older-than 30d",
+    argument(
+        "action",
+        text="list: every entry (default); info: number, size and age; prune: remove old ones; clear: remove all; "
+        "export, import: write all intact entries to FILE, or add those of FILE.",
+        nargs="?",
+        default="list",
+        choices=("list", "info", "prune", "clear", "export", "import"),
+    ),
+    argument("file", "FILE", "A .zip archive, for export and import.", nargs="?", type=Path),
+    argument(
+        "--older-than",
+        "TIME",
+        "Smallest age of entries that prune removes, such as 12h or 30d (default: 30d).",
+        type=_age,
+        default=_MONTH,
+    ),
+    options=("cache-dir",),
+)
+def cache(arguments: argparse.Namespace) -> int:
+    """List, prune, clear, export or import cached searches. Exits 1 where an entry is damaged."""
+    from qdqspec.timing.store import Store
+
+    store = Store(settings_from(arguments).cache_dir)
+    if (arguments.file is None) is (arguments.action in ("export", "import")):
+        raise ConfigError(f"cache {arguments.action}: FILE is for export and import, which need it")
+    if arguments.action == "list":
+        return _list_cache(arguments, store)
+    found: dict[str, Any] = {"folder": str(store.folder)}
+    if arguments.file is not None:
+        found["file"] = str(arguments.file)
+    if arguments.action == "info":
+        entries = store.entries()
+        size = sum(each.size_bytes for each in entries)
+        age = max((each.age_seconds for each in entries), default=0.0)
+        found |= {"entries": len(entries), "bytes": size, "oldest_seconds": round(age, 1)}
+        text = f"{_searches_text(len(entries))}, {size_text(size)}, the oldest {seconds_text(age)}"
+    elif arguments.action == "export":
+        found["exported"] = store.export(arguments.file)
+        text = f"{_searches_text(found['exported'])} written to {arguments.file}"
+    elif arguments.action == "import":
+        found["added"], found["present"] = store.take(arguments.file)
+        text = f"{_searches_text(found['added'])} added, {found['present']} were there"
+    else:
+        found["removed"] = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
+        text = f"{count_text(found['removed'], 'entry', 'entries')} removed"
+    answer(arguments, found, f"{store.folder}: {text}")
+    return FINE
+
+
+def _list_cache(arguments: argparse.Namespace, store: Store) -> int:
+    from qdqspec.app.preparation.stored import NODES, about
+
+    entries = store.entries()
+    size = sum(entry.size_bytes for entry in entries)
+    lines = [f"{store.folder}: {_searches_text(len(entries))}, {size_text(size)}"]
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        row = {
+            "key": entry.folder.name,
+            "folder": str(entry.folder),
+            "bytes": entry.size_bytes,
+            "age_seconds": round(entry.age_seconds, 1),
+            "damage": entry.damage,
+            **{name: text for name, text in about(entry.folder).items() if name != NODES},
+        }
+        rows.append(row)
+        what = " on ".join(str(row[word]) for word in ("case", "device") if word in row) or "(not stated)"
+        age = seconds_text(entry.age_seconds)
+        lines.append(f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {age:>9}  {what}")
+    found = {"folder": str(store.folder), "size_bytes": size, "entries": rows}
+    answer(arguments, found, "\n".join(lines))
+    damaged = [entry for entry in entries if entry.damage]
+    for entry in damaged:
+        complain(
+            f"{entry.folder}: {entry.damage}\n  it is ignored and made anew; qdqspec cache clear removes it"
+        )
+    return WANTING if damaged else FINE
+
+
+def _searches_text(number: int) -> str:
+    return count_text(number, "finished search", "finished searches")
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+@verb(
+    "cluster",
+    "qdqspec cluster start --host 10.0.0.5",
+    argument(
+        "action",
+        text="start: run the scheduler and print its address; list: the devices of the workers at ADDRESS; "
+        "certificates: make the certificates for tls, in the folder of --cluster-tls.",
+        choices=("start", "list", "certificates"),
+    ),
+    argument("address", "ADDRESS", "The scheduler, for list.", nargs="?"),
+    argument(
+        "--host",
+        text="Address on which start listens (default: 127.0.0.1, this machine only).",
+        default="127.0.0.1",
+    ),
+    argument("--port", "N", f"Port of start (default: {_PORT}).", type=int, default=_PORT),
+    argument("--days", "N", "Validity of certificates in days (default: 365).", type=int, default=365),
+    options=("cluster-tls",),
+)
+def cluster(arguments: argparse.Namespace) -> int:
+    """Run a scheduler, list its workers, or make certificates."""
+    from qdqspec.app.cluster.address import Address, make_certificates, require_distributed
+
+    certificates = settings_from(arguments).cluster_tls
+    require_distributed()
+    if arguments.action == "certificates":
+        files = [str(path) for path in make_certificates(certificates, arguments.days)]
+        note(
+            "copy these files to each machine of the cluster; the key gives the right to run code on all of them"
+        )
+        answer(arguments, {"files": files, "days": arguments.days}, "\n".join(files))
+        return FINE
+    if arguments.action == "list":
+        return _list_workers(arguments, certificates)
+    from qdqspec.app.cluster.worker import run_scheduler
+
+    host = f"[{arguments.host}]" if ":" in arguments.host.removeprefix("tls://") else arguments.host
+    address = Address.parse(f"{host}:{arguments.port}")
+    end_on_sigterm()
+    run_scheduler(address, certificates, lambda at: answer_started(arguments, at))
+    return FINE
+
+
+def answer_started(arguments: argparse.Namespace, address: str) -> None:
+    """Print the address of a scheduler that runs."""
+    add = f"qdqspec worker {address}"
+    answer(arguments, {"address": address, "add_devices_with": add}, address)
+    if not arguments.json:
+        complain(f"The scheduler runs. Add devices with: {add}")
+    sys.stdout.flush()
+
+
+def _list_workers(arguments: argparse.Namespace, certificates: Path) -> int:
+    from qdqspec.app.cluster.address import Address
+    from qdqspec.app.cluster.client import Cluster
+
+    if arguments.address is None:
+        raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
+    address = Address.parse(arguments.address)
+    with closing(Cluster(address, certificates)) as connection:
+        workers = connection.workers()
+    lines = [f"{address}: {count_text(len(workers), 'worker')}"]
+    for each in workers:
+        own = each.announcement
+        silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
+        free = f"{size_text(each.free_bytes)} free{silent}"
+        lines.append(f"{own.host} ({own.system}, qdqspec {own.version}, {free})")
+        lines += [f"  {device.backend}: {device.key}" for device in own.devices]
+    answer(arguments, {"address": str(address), "workers": list(map(worker_row, workers))}, "\n".join(lines))
+    return FINE
+
+
+def worker_row(worker: WorkerInfo) -> dict[str, Any]:
+    """A worker in the JSON of ``cluster list``."""
+    return {
+        "address": worker.address,
+        "free_bytes": worker.free_bytes,
+        "silent_seconds": round(worker.silent_seconds, 1),
+        **to_data(worker.announcement),
+    }
+
+
+@verb(
+    "worker",
+    "qdqspec worker tls://10.0.0.5:8786",
+    argument("address", "ADDRESS", "The scheduler, as `qdqspec cluster start` printed it."),
+    argument(
+        "--backend",
+        text="Offer only this backend. Repeatable (default: all that are usable).",
+        action="append",
+        choices=registry.names("backend"),
+    ),
+    argument(
+        "--folder",
+        "DIR",
+        "Folder of received models and running cases (default: .qdqspec/worker); workers of a machine may share it.",
+        type=Path,
+    ),
+    options=("cluster-tls", "device", *BUILD_OPTIONS),
+)
+def worker(arguments: argparse.Namespace) -> int:
+    """Offer this machine's devices to a cluster until interrupted."""
+    from qdqspec.app.cluster.address import Address, require_distributed
+
+    require_distributed()
+    from qdqspec.app.cluster.worker import run_worker
+
+    settings = settings_from(arguments)
+    folder = (arguments.folder or settings.root / ".qdqspec" / "worker").absolute()
+
+    def ready(found: Announcement) -> None:
+        lines = [f"{found.host} offers:", *(f"  {device.backend}: {device.key}" for device in found.devices)]
+        answer(arguments, to_data(found), "\n".join(lines))
+        sys.stdout.flush()
+
+    end_on_sigterm()
+    address, backends = Address.parse(arguments.address), tuple(arguments.backend or ())
+    run_worker(address, settings.cluster_tls, settings, folder, backends, ready)
+    return FINE

@@ -1,4 +1,4 @@
-"""Commands about specs: ``list`` and ``schema``. They open YAML only, never a model."""
+"""Commands about specs: ``list``, ``schema`` and ``baseline``. They open specs and baselines only, never a model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import argparse
 import inspect
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from qdqspec._core import registry
+from qdqspec._core.config import Settings
 from qdqspec._core.files import write_whole
-from qdqspec.app.cases import find_specs, is_spec, load_cases
+from qdqspec._core.units import plain
+from qdqspec.app.cases import SPEC_SUFFIXES, YAML, find_specs, is_spec, load_cases
 from qdqspec.app.cli.arguments import argument, output, settings_from, verb
-from qdqspec.app.cli.output import FINE, IMPOSSIBLE, answer, complain, say
-from qdqspec.errors import ConfigError, SpecError
+from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, say
+from qdqspec.errors import ConfigError, SpecError, StateError
 from qdqspec.types import Case
+
+if TYPE_CHECKING:
+    from qdqspec.checks.baselines import Entry, Figure, Name
 
 KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
@@ -68,9 +75,13 @@ def list_cases(arguments: argparse.Namespace) -> int:
 
 def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> int:
     """All entries of a kind, built-in or of installed packages, with the first sentence of their documentation."""
-    found = {name: _description_of(kind, name) for name in registry.names(kind)}
+    found: dict[str, str] = {}
+    for name in registry.names(kind):
+        text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
+        sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0]
+        found[name] = sentence.removesuffix(".").replace("``", "")
     numbers: dict[str, list[str]] = {}
-    text = ""
+    last = ""
     if kind == "format":
         from qdqspec.app.report.write import NAME
         from qdqspec.spec.fields import Format
@@ -78,33 +89,24 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
         formats = get_args(Format)
         found[NAME] = "Markdown for the summary of a GitHub Actions job, and annotations; without a suffix"
         numbers = {"number_formats": list(formats)}
-        text = f"\nnumber formats of --quant: {', '.join(formats)}"
+        last = f"\nnumber formats of --quant: {', '.join(formats)}"
     width = max(map(len, found))
-    text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items()) + text
+    text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items()) + last
     entries = [{"name": name, "about": about} for name, about in found.items()]
     answer(arguments, {"kind": kind, "entries": entries, **numbers}, text)
     return FINE
 
 
-def _description_of(kind: registry.RegistryKind, name: str) -> str:
-    """The first sentence of the documentation of an entry's module."""
-    text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
-    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".").replace("``", "")
-
-
-def _lines(path: Path, case: Case) -> list[str]:
-    title = f"  {case.title}" if case.title else ""
-    head = f"{path.as_posix()}::{case.id}{title}"
-    return [head, *(f"  {check.id}: {_params_text(check.params)}" for check in case.checks)]
-
-
-def _params_text(params: Any) -> str:
-    """The parameters given to a check, without the defaults, as a spec writes them: ``{min: 1.3}``."""
+def _lines(path: Path, case: Case) -> Iterator[str]:
+    """The case, and each check with its parameters as a spec writes them, without the defaults: ``{min: 1.3}``."""
     import yaml
 
-    given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
-    text: str = yaml.safe_dump(given, default_flow_style=True, width=math.inf, sort_keys=False)
-    return text.strip()
+    yield f"{path.as_posix()}::{case.id}{'  ' + case.title if case.title else ''}"
+    for check in case.checks:
+        params: Any = check.params
+        given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
+        text: str = yaml.safe_dump(given, default_flow_style=True, width=math.inf, sort_keys=False)
+        yield f"  {check.id}: {text.strip()}"
 
 
 def _entry(path: Path, case: Case, root: Path) -> dict[str, object]:
@@ -143,3 +145,140 @@ def write_schema(arguments: argparse.Namespace) -> int:
         return FINE
     write_whole(arguments.output, text + "\n", what="the schema")
     return FINE
+
+
+# ---- baselines -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """One entry of one file; ``state`` is ``in use``, or ``obsolete`` if its spec does not use it."""
+
+    file: Path
+    device: str
+    name: Name
+    entry: Entry
+    state: str
+
+
+@verb(
+    "baseline",
+    "qdqspec baseline list specs/",
+    argument(
+        "action",
+        text="list: every entry (default); show: also environment and rules; prune: remove entries that no spec uses.",
+        nargs="?",
+        default="list",
+        choices=("list", "show", "prune"),
+    ),
+    argument("paths", "PATH", "Folders, specs or baselines (default: here).", nargs="*", type=Path),
+    options=("allow-path",),
+)
+def baseline(arguments: argparse.Namespace) -> int:
+    """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
+    with --qdq-update.
+    """
+    from qdqspec.checks.baselines import FOLDER, find_baselines, update_baseline
+
+    settings = settings_from(arguments)
+    found: list[_Kept] = []
+    damaged: list[str] = []
+    for path in arguments.paths or [Path()]:
+        folder = path
+        if is_spec(path) and path.is_file():
+            folder = path.parent / FOLDER / path.name.rpartition(".qdq.")[0]
+        elif not path.exists():
+            raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
+        for file in find_baselines([folder]):
+            try:
+                found += _read_entries(file, settings)
+            except StateError as error:
+                damaged.append(str(error))
+    obsolete = [kept for kept in found if kept.state == "obsolete"]
+    if arguments.action == "prune":
+        for file in sorted({kept.file for kept in obsolete}):
+            update_baseline(file, "", {}, [kept.name for kept in obsolete if kept.file == file])
+        found = obsolete
+    lines = []
+    for file in dict.fromkeys(kept.file for kept in found):
+        own = [kept for kept in found if kept.file == file]
+        lines += [file.as_posix(), f"  device {own[0].device}"]
+        lines += [line for kept in own for line in _entry_lines(kept, arguments.action)]
+    if not found and not damaged:
+        lines.append(
+            "nothing is obsolete"
+            if arguments.action == "prune"
+            else "no baseline found; pytest --qdq-update=new writes them"
+        )
+    rows = [_entry_row(kept, whole=arguments.action == "show") for kept in found]
+    answer(arguments, {"entries": rows, "errors": damaged}, "\n".join(lines))
+    for message in damaged:
+        complain(message)
+    return WANTING if damaged or (obsolete and arguments.action != "prune") else FINE
+
+
+def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
+    """The entries of a baseline; obsolete if its spec does not use them or is gone.
+
+    An entry of a spec in Python counts as used: its cases are known only when it runs.
+    """
+    from qdqspec.checks.base import baseline_entries
+    from qdqspec.checks.baselines import FOLDER, read_baseline
+
+    known = read_baseline(file)
+    if known is None:
+        return
+    folder = file.absolute().parent
+    home, used = folder.parents[1], frozenset(known.names())
+    if folder.parent.name == FOLDER:
+        specs = (home / f"{folder.name}{suffix}" for suffix in (*SPEC_SUFFIXES, *YAML))
+        if spec := next((path for path in specs if path.is_file()), None):
+            used = baseline_entries(load_cases(spec, settings))
+        elif not (home / f"{folder.name}.py").is_file():
+            used = frozenset()
+    for name in known.names():
+        entry = known.entry(name)
+        assert entry is not None
+        state = "in use" if name in used else "obsolete"
+        yield _Kept(file=file, device=known.device, name=name, entry=entry, state=state)
+
+
+def _entry_lines(kept: _Kept, action: str) -> list[str]:
+    entry = kept.entry
+    mark = "removed" if action == "prune" else kept.state
+    head = f"  {'::'.join(kept.name)}  {_figure_text(entry)}  {mark}"
+    if action != "show":
+        return [head]
+    facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
+    facts |= {
+        f"rule {name}": "none" if value is None else str(value) for name, value in sorted(entry.rules.items())
+    }
+    facts |= dict(sorted(entry.environment.items()))
+    lines = [f"    {name}: {value}" for name, value in facts.items()]
+    for figure in (*entry.history, entry)[::-1]:
+        lines += [] if figure is entry else [f"    before: {_figure_text(figure)}"]
+        lines += [f"      changed: {plain(text, 200)}" for text in figure.changed]
+    return [head, *lines]
+
+
+def _figure_text(figure: Figure) -> str:
+    ratio = figure.ratio
+    return (
+        f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  {plain(figure.recorded, 40) or 'undated'}"
+    )
+
+
+def _entry_row(kept: _Kept, *, whole: bool) -> dict[str, Any]:
+    entry = kept.entry
+    row = {
+        "name": "::".join(kept.name),
+        "file": kept.file.as_posix(),
+        "device": kept.device,
+        "case": kept.name[0],
+        "check": kept.name[1],
+        "state": kept.state,
+        "ratio": entry.ratio.median,
+        "ci95": [entry.ratio.low, entry.ratio.high],
+        "recorded": entry.recorded,
+    }
+    return {**row, "entry": entry.model_dump(mode="json")} if whole else row

@@ -29,9 +29,9 @@ from qdqspec.app.cli.output import (
     refuse_input_as_output,
     writable_folder,
 )
-from qdqspec.app.cli.reduce import reduce_failures
+from qdqspec.app.cli.verify import reduce_failures
 from qdqspec.errors import ConfigError, OutputError, QdqspecError
-from qdqspec.types import Case, CheckResult, RunRecord
+from qdqspec.types import Case, RunRecord
 
 if TYPE_CHECKING:
     from qdqspec.app.session import Session
@@ -73,40 +73,53 @@ def tune(arguments: argparse.Namespace) -> int:
     model_file = _model_file(arguments, single=single)
     if arguments.output is not None and model_file is None:
         settings = replace(settings, output=arguments.output.absolute(), layout="" if single else "case")
-    cases = [
-        case_as_asked(case, arguments) for case in _read_cases(arguments.what, settings, is_model=is_model)
-    ]
-    cases = on_backends(cases, backends)
+    if is_model:
+        found: tuple[Case, ...] = (Case(id="default", model=Path(arguments.what).absolute()),)
+    elif arguments.what.endswith(".py"):
+        raise ConfigError(
+            "specs in Python are collected by pytest only",
+            where=arguments.what,
+            cure=f"run: pytest {arguments.what}",
+        )
+    else:
+        found = find_cases(arguments.what, settings, Path.cwd())
+    cases = on_backends([case_as_asked(case, arguments) for case in found], backends)
     _prepare_output(cases, settings)
     if settings.report:
         from qdqspec.app.report.write import refuse_unknown_formats
 
         refuse_unknown_formats(settings.report)
-    with closing(_open_session(settings, cases)) as session:
+    session: Session
+    if settings.cluster is not None and settings.mode != "plan":
+        from qdqspec.app.cluster.session import ClusterSession
+
+        session = ClusterSession(settings, expected=cases)
+    else:
+        from qdqspec.app.session import Session
+
+        session = Session(settings)
+    with closing(session):
         if settings.mode == "plan":
             return _print_plans(cases, session, arguments)
-        errors = [*_judge_cases(cases, session), *_compare_runtimes(session)]
+        errors = _judge_cases(cases, session)
         record = session.record()
         if arguments.reduce_failures:
             reduce_failures(session, cases)
     if model_file is not None and not errors:
-        _write_model(record, model_file)
+        from qdqspec.graph.model import load_model
+        from qdqspec.graph.storage import save_model
+
+        (case,) = record.cases
+        assert case.evidence.output is not None
+        tuned = case.evidence.output / "tuned.onnx"
+        model_file.parent.mkdir(parents=True, exist_ok=True)
+        save_model(load_model(tuned).proto, model_file, inputs=[tuned], base=tuned.parent)
     _write_reports(record, settings, arguments, errors, model_file)
     if errors:
         return IMPOSSIBLE
-    failed = [r for case in record.cases for r in case.results if _is_failed(r, settings)]
-    return WANTING if failed else FINE
-
-
-def _open_session(settings: Settings, cases: list[Case]) -> Session:
-    """The session of this run: on the workers of a cluster if an address is given."""
-    if settings.cluster is not None and settings.mode != "plan":
-        from qdqspec.app.cluster.session import ClusterSession
-
-        return ClusterSession(settings, expected=cases)
-    from qdqspec.app.session import Session
-
-    return Session(settings)
+    wanting = {"fail", "inconclusive"} if "conclusive" in settings.require else {"fail"}
+    results = [result for each in record.cases for result in each.results]
+    return WANTING if any(r.severity == "error" and r.verdict.outcome in wanting for r in results) else FINE
 
 
 def _model_file(arguments: argparse.Namespace, *, single: bool) -> Path | None:
@@ -122,50 +135,29 @@ def _model_file(arguments: argparse.Namespace, *, single: bool) -> Path | None:
     return output.absolute()
 
 
-def _write_model(record: RunRecord, path: Path) -> None:
-    """Copy the selected model of the only case to a file, with its external data."""
-    from qdqspec.graph.model import load_model
-    from qdqspec.graph.storage import save_model
-
-    (case,) = record.cases
-    assert case.evidence.output is not None
-    tuned = case.evidence.output / "tuned.onnx"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_model(load_model(tuned).proto, path, inputs=[tuned], base=tuned.parent)
-
-
-def _read_cases(what: str, settings: Settings, *, is_model: bool) -> tuple[Case, ...]:
-    if is_model:
-        return (Case(id="default", model=Path(what).absolute()),)
-    if what.endswith(".py"):
-        raise ConfigError(
-            "specs in Python are collected by pytest only", where=what, cure=f"run: pytest {what}"
-        )
-    return find_cases(what, settings, Path.cwd())
-
-
 def _prepare_output(cases: list[Case], settings: Settings) -> None:
+    """Create the folders of the cases, before hours of work, and claim a folder that is given with ``-o``.
+
+    Raises `OutputError` if the folder holds the results of another model, or its models would replace a given one.
+    """
     for case in cases:
         folder = find_folder(settings, case)
         for name in _WRITTEN:
             refuse_input_as_output(folder / name, [case.model])
-        if settings.mode != "plan":
-            writable_folder(folder)
-            if settings.layout != "spec/case":
-                _claim_named(folder, case)
-
-
-def _claim_named(folder: Path, case: Case) -> None:
-    """Claim the folder given with ``-o``; raise `OutputError` if it holds the results of another model."""
-    other = other_owner(folder, case)
-    if other is not None and any((folder / name).exists() for name in (RESULT, "trials.jsonl", "tuned.onnx")):
-        raise OutputError(
-            f"this folder holds the results of another model or spec ({other})",
-            where=folder,
-            cure="choose another folder with -o, or remove this one",
-        )
-    with explained("the output folder", folder, "choose another with -o"):
-        note_owner(folder, case)
+        if settings.mode == "plan":
+            continue
+        writable_folder(folder)
+        if settings.layout == "spec/case":
+            continue
+        other, results = other_owner(folder, case), (RESULT, "trials.jsonl", "tuned.onnx")
+        if other is not None and any((folder / name).exists() for name in results):
+            raise OutputError(
+                f"this folder holds the results of another model or spec ({other})",
+                where=folder,
+                cure="choose another folder with -o, or remove this one",
+            )
+        with explained("the output folder", folder, "choose another with -o"):
+            note_owner(folder, case)
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
@@ -181,7 +173,8 @@ def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namesp
 
 
 def _judge_cases(cases: list[Case], session: Session) -> list[str]:
-    """Evaluate the checks of each case, or search and measure if it has none; print and return the errors, each once.
+    """Evaluate the checks of each case, or search and measure if it has none, and time the runtimes of one model
+    together. Print and return the errors, each once.
 
     A case that cannot run on this machine is an error too, and the others are evaluated.
     """
@@ -207,20 +200,15 @@ def _judge_cases(cases: list[Case], session: Session) -> list[str]:
                         raise
                     session.skip(case, str(error))
                     errors.append(f"{case.name}: {error}")
-    for text in dict.fromkeys(errors):
-        complain(f"qdqspec: {text}")
-    return [*dict.fromkeys(errors)]
-
-
-def _compare_runtimes(session: Session) -> list[str]:
-    """Time the runtimes of one model together; return the error, if any."""
     with _show_progress(session):
         try:
             session.compare_runtimes()
         except QdqspecError as error:
-            complain(f"qdqspec: {error}")
-            return [str(error)]
-    return []
+            errors.append(str(error))
+    errors = [*dict.fromkeys(errors)]
+    for text in errors:
+        complain(f"qdqspec: {text}")
+    return errors
 
 
 @contextmanager
@@ -245,7 +233,8 @@ def _write_reports(
     errors: Sequence[str],
     model_file: Path | None,
 ) -> None:
-    from qdqspec.app.report.runtimes import runtimes_text
+    from qdqspec.app.report.compare import runtimes_text
+    from qdqspec.app.report.record import record_to_json
     from qdqspec.app.report.tables import summary_table, warning_lines
     from qdqspec.app.report.write import annotation_lines, is_github, write_reports, write_results
 
@@ -254,16 +243,22 @@ def _write_reports(
     folders = [(case.evidence.case.name, case.evidence.output) for case in record.cases]
     data: dict[str, Any] = {}
     if arguments.json:
-        from qdqspec.app.report.record import record_to_json
-
         outputs = {name: str(folder) for name, folder in folders if folder is not None}
         reports = [str(path) for path in settings.report]
         data = {**record_to_json(record), "outputs": outputs, "reports": reports, "errors": list(errors)}
         data["model_file"] = None if model_file is None or errors else str(model_file)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not arguments.json else None
-    lines = [summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]
+    lines = [summary_table(record, width=width)]
+    lines += [  # notes of the table name the inconclusive checks
+        f"{'warning' if result.severity == 'warn' else 'fail'}: "
+        f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"
+        for case in record.cases
+        for result in case.results
+        if result.verdict.outcome == "fail"
+    ]
+    lines += warning_lines(record)
     if record.runtimes:
-        lines.append(f"\n{runtimes_text(record)}\n")
+        lines.append(f"\n{runtimes_text(record.runtimes)}\n")
     lines += [f"Models and measurements: {folder}" for _, folder in folders if folder is not None]
     if model_file is not None and not errors:
         is_unchanged = record.cases[0].evidence.status == "unchanged"
@@ -273,22 +268,6 @@ def _write_reports(
     for path in settings.report:
         lines += annotation_lines(record, settings.root) if is_github(path) else [f"Report: {path}"]
     answer(arguments, data, "\n".join(lines))
-
-
-def _verdict_lines(record: RunRecord) -> list[str]:
-    """The failed checks, one line each; notes of the table name the inconclusive checks."""
-    return [
-        f"{'warning' if result.severity == 'warn' else 'fail'}: "
-        f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"
-        for case in record.cases
-        for result in case.results
-        if result.verdict.outcome == "fail"
-    ]
-
-
-def _is_failed(result: CheckResult, settings: Settings) -> bool:
-    undecided = result.verdict.outcome == "inconclusive" and "conclusive" in settings.require
-    return result.severity == "error" and (result.verdict.outcome == "fail" or undecided)
 
 
 def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -1,33 +1,40 @@
-"""Command ``verify``: measure the output error of a tuned model, on data or on one saved input."""
+"""Commands about faults of a model: ``verify``, the error of its outputs, and ``reduce``, its failure on a backend."""
 
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qdqspec._core.config import BUILD_OPTIONS, find_folder
 from qdqspec.app.cases import find_case, is_spec
 from qdqspec.app.cli.arguments import (
+    MODEL,
     ArgumentGroup,
     argument,
     data_given,
     input_options,
     inputs_given,
+    model_given,
+    output,
     settings_from,
     verb,
 )
-from qdqspec.app.cli.output import FINE, WANTING, answer, note
+from qdqspec.app.cli.output import FINE, WANTING, answer, complain, note, writable_folder
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.types import Case, Probe
+from qdqspec.types import NOT_CANDIDATES, Case, Probe
 
 if TYPE_CHECKING:
-    from qdqspec._core.config import Settings
+    from collections.abc import Iterable
+
+    from qdqspec.app.reduce import Reduced
     from qdqspec.app.session import Session
     from qdqspec.checks.parity_params import ParityParams
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
+_MINUTES = 5.0  # of a reduction
 
 
 @verb(
@@ -75,13 +82,24 @@ def verify(arguments: argparse.Namespace) -> int:
     Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
     line has none. Exits 1 where a limit is not kept.
     """
+    from qdqspec.accuracy.notes import slice_notes
+    from qdqspec.app.report.record import parity_to_json
+    from qdqspec.app.report.tables import section_text
     from qdqspec.app.session import Session
-    from qdqspec.checks.kinds.parity import broken_limits
+    from qdqspec.checks.kinds.parity import broken_limits, comparison_sections, noise_shares, probe_sections
     from qdqspec.checks.parity_params import SLICE, ParityParams
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
-        tuned = arguments.tuned or _find_tuned(case, arguments.model, session.settings)
+        tuned = arguments.tuned
+        if tuned is None and case.spec is None:
+            cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
+            raise ConfigError("no tuned model is given", where=arguments.model, cure=cure)
+        if tuned is None:
+            tuned = find_folder(session.settings, case) / "tuned.onnx"
+            if not tuned.is_file():
+                cure = f"run it once: pytest {arguments.model}"
+                raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
         given = _limits_given(arguments)
         limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
         if arguments.input is not None:
@@ -95,13 +113,26 @@ def verify(arguments: argparse.Namespace) -> int:
             parity = session.work(case).parity_with(tuned.absolute())
             broken = [words for one in limits for words in broken_limits(one, parity)]
             probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
-    if probe.parity.data == "random" and not probe.inputs:
+    parity = probe.parity
+    if parity.data == "random" and not probe.inputs:
         note("inputs are random here, and errors on real data differ: give data with --data")
     is_limited = bool(limits or probe.inputs)
     kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
-    limits_slices = any(one.asks(SLICE) for one in limits)
-    answer(arguments, _json(probe, headline), _text(probe, headline, limits_slices=limits_slices))
+    if probe.inputs:
+        sections = probe_sections(probe)
+    else:
+        title = f"Outputs, worst first ({parity.samples} samples of {parity.data} data)"
+        sections = comparison_sections(parity, title, slices=any(one.asks(SLICE) for one in limits))
+    data = {
+        "headline": headline,
+        "broken": list(probe.broken),
+        "inputs": [asdict(one) for one in probe.inputs],
+        "parity": parity_to_json(parity),
+        "noise": noise_shares(parity),
+        "notes": [*slice_notes(parity.outputs)],
+    }
+    answer(arguments, data, "\n\n".join((headline, *map(section_text, sections))))
     return WANTING if probe.broken else FINE
 
 
@@ -112,17 +143,6 @@ def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
         return replace(case, inputs=inputs_given(case.inputs, arguments, arguments.values))
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
     return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
-
-
-def _find_tuned(case: Case, what: str, settings: Settings) -> Path:
-    if case.spec is None:
-        cure = "qdqspec verify MODEL TUNED, or qdqspec verify SPEC::CASE"
-        raise ConfigError("no tuned model is given", where=what, cure=cure)
-    tuned = find_folder(settings, case) / "tuned.onnx"
-    if not tuned.is_file():
-        cure = f"run it once: pytest {what}"
-        raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
-    return tuned
 
 
 def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
@@ -143,28 +163,90 @@ def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
         raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
 
 
-def _text(probe: Probe, headline: str, *, limits_slices: bool) -> str:
-    from qdqspec.app.report.tables import section_text
-    from qdqspec.checks.kinds.parity import comparison_sections, probe_sections
-
-    if probe.inputs:
-        sections = probe_sections(probe)
-    else:
-        title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
-        sections = comparison_sections(probe.parity, title, slices=limits_slices)
-    return "\n\n".join((headline, *(section_text(section) for section in sections)))
+# ---- reduction -----------------------------------------------------------------------------------
 
 
-def _json(probe: Probe, headline: str) -> dict[str, Any]:
-    from qdqspec.accuracy.notes import slice_notes
-    from qdqspec.app.report.record import parity_to_json
-    from qdqspec.checks.kinds.parity import noise_shares
+@verb(
+    "reduce",
+    "qdqspec reduce model.qdq.onnx -o fault/",
+    MODEL,
+    output("DIR", "Folder for the reduced model and the program."),
+    argument(
+        "--minutes",
+        "M",
+        f"Time limit; the smallest model by then is written (default: {_MINUTES:g}).",
+        type=float,
+        default=_MINUTES,
+    ),
+    *input_options(),
+    options=("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin"),
+)
+def reduce(arguments: argparse.Namespace) -> int:
+    """Reduce a model that a backend fails on to a few nodes. They have random weights and fail in the same way:
+    the backend rejects them or crashes. A program that shows it is written too.
+    """
+    from qdqspec.app.reduce import reduce_model, with_shapes
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.backends.isolation.isolated import Isolated
 
-    return {
-        "headline": headline,
-        "broken": list(probe.broken),
-        "inputs": [asdict(one) for one in probe.inputs],
-        "parity": parity_to_json(probe.parity),
-        "noise": noise_shares(probe.parity),
-        "notes": [*slice_notes(probe.parity.outputs)],
-    }
+    settings = settings_from(arguments)
+    model = model_given(arguments.model, arguments.values)
+    if arguments.shapes is not None:
+        model = with_shapes(model, arguments.shapes)
+    folder = writable_folder(arguments.output.absolute())
+    with closing(Isolated(settings.backend)) as backend:
+        found = reduce_model(
+            model,
+            backend,
+            BuildOptions.of(settings),
+            folder,
+            seconds=60 * arguments.minutes,
+            seed=settings.seed,
+        )
+    data = {**asdict(found), "model": str(found.model), "program": str(found.program)}
+    answer(arguments, data, reduced_text(found))
+    return FINE
+
+
+def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
+    """Reduce the first candidate of each case that failed to build or run, into ``faults/`` of its folder."""
+    from qdqspec._core.files import TemporaryFolder
+    from qdqspec.app.preparation.files import write_placement
+    from qdqspec.app.preparation.stored import make_folder
+    from qdqspec.app.reduce import reduce_model
+    from qdqspec.graph.model import load_model
+
+    for case in cases:
+        setup, found = session.work(case).prepared, session.work(case).found
+        trials = () if found is None else found.result.trials
+        failed = [t for t in trials if not t.ok and t.phase not in NOT_CANDIDATES and not t.subgraph]
+        for trial in failed[:1]:
+            folder = setup.output / "faults" / f"{trial.number:03d}-{trial.placement.digest}"
+            complain(f"{case.name}: trial {trial.number} failed; it is reduced")
+            with TemporaryFolder() as scratch:
+                path = scratch / "candidate.onnx"
+                write_placement(setup, trial.placement, path)
+                make_folder(folder)
+                try:
+                    options = setup.resources.options
+                    reduced = reduce_model(
+                        load_model(path), setup.backend, options, folder, seconds=60 * _MINUTES
+                    )
+                except StateError as error:
+                    complain(f"{case.name}: trial {trial.number}: {error}")
+                else:
+                    complain(f"{case.name}: {reduced_text(reduced)}")
+
+
+def reduced_text(found: Reduced) -> str:
+    """The reduced model as text, and its folder."""
+    lines = [
+        f"{found.nodes_before} nodes reduced to {found.nodes} in {found.attempts} attempts ({found.seconds:.0f} s): "
+        + found.failure.partition("\n")[0],
+        f"Model and program: {found.model}, {found.program.name}",
+    ]
+    if found.kept:
+        lines.append(f"The fault needs the values of {', '.join(found.kept)}; all other weights are random.")
+    if not found.complete:
+        lines.append("The time ended before nothing more could be removed: give it more with --minutes.")
+    return "\n".join(lines)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec import __version__
 from qdqspec._core.records import from_data
 from qdqspec.app.cluster.address import Address
-from qdqspec.app.cluster.inventory import Device, WorkerInfo
-from qdqspec.app.cluster.worker import run_case
+from qdqspec.app.cluster.worker import Device, WorkerInfo, run_case
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.types import Progress
 

@@ -1,30 +1,40 @@
-"""A case with its settings and files as a request to a worker, and back.
+"""A case with its settings and files as a request to a worker, the process that runs it, and its answer.
 
-The request is JSON data, and each path of the case is relative to the job's folder.
+The request is JSON data, and each path of the case is relative to the job's folder. A worker runs one case by
+``python -m qdqspec.app.cluster.request FOLDER SETTINGS``: it reads ``request.json`` of the folder, reports progress on
+standard output, one JSON line each, and writes ``answer.json``. It ends with all its children as soon as its standard
+input is closed, so that nothing is left of a case whose worker was killed.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from qdqspec._core.config import Settings
+from qdqspec._core.files import replace_file
 from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
 from qdqspec.checks.base import Check, requested
 from qdqspec.checks.baselines import FOLDER
-from qdqspec.errors import ConfigError, DataError, ModelError
+from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
 from qdqspec.graph.model import load_model
 from qdqspec.types import Case, CheckSpec, Data, DataSource
 from qdqspec.types.requests import ScoreRequest
 
 _TO_WORKER = "to: qdqspec worker ADDRESS"
 INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
+REQUEST, ANSWER, LOG = "request.json", "answer.json", "log.txt"
 # Settings that a client decides. The device, plugins and the worker's own options of backends are the worker's.
 _SENT = (
     "backend", "mode", "retune", "no_cache", "seed", "threads", "jobs", "time_limit", "build_limit", "require",
@@ -94,7 +104,11 @@ def pack(case: Case, settings: Settings) -> Package:
     _refuse_local(case, settings)
     package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
     moved = _move_paths(case, package.place, package.place_data)
-    _add_external(package, case.model, moved.model.parent.as_posix())
+    for file in load_model(case.model).external_files():
+        relative = Path(os.path.relpath(file, case.model.parent))
+        if ".." in relative.parts:
+            raise ModelError("its external data is not below its own folder", where=case.model)
+        package.files[(moved.model.parent / relative).as_posix()] = file
     if case.spec is not None and moved.spec is not None:
         baselines = Path(FOLDER) / case.spec_name
         for file in sorted((case.spec.parent / baselines).glob("*.json")):
@@ -109,7 +123,10 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
     Nothing is checked again: a client that reaches the port can run any code on a worker.
     """
     data = dict(request["case"])
-    checks = tuple(_read_check(check) for check in data.pop("checks"))
+    checks = []
+    for check in data.pop("checks"):
+        kind = cast("Check", resolve("check", check["kind"]))
+        checks.append(CheckSpec(**{**check, "params": kind.Params.model_validate(check["params"])}))
     case = from_data(Case, data)
 
     def here(path: Path | None) -> Path | None:
@@ -120,7 +137,7 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
             return here(source)
         return replace(source, path=here(source.path), labels=here(source.labels))
 
-    case = replace(_move_paths(case, here, data_here), checks=checks)
+    case = replace(_move_paths(case, here, data_here), checks=tuple(checks))
     given = from_data(Settings, {name: value for name, value in request["settings"].items() if name in _SENT})
     return case, replace(
         given,
@@ -157,11 +174,6 @@ def _move_paths(
     )
 
 
-def _read_check(data: Mapping[str, Any]) -> CheckSpec:
-    kind = cast("Check", resolve("check", data["kind"]))
-    return CheckSpec(**{**data, "params": kind.Params.model_validate(data["params"])})
-
-
 def _refuse_local(case: Case, settings: Settings) -> None:
     """Reject parts that exist only on the client: metrics in Python, plugins, and settings of the device."""
     asked = {request.metric for _, request in requested(case.checks, ScoreRequest)}
@@ -184,10 +196,99 @@ def _refuse_local(case: Case, settings: Settings) -> None:
         check_option(option, what, command_line=False, prefix="--", place=_TO_WORKER)
 
 
-def _add_external(package: Package, path: Path, place: str) -> None:
-    """Add the files of external data; a model that names files outside its own folder cannot be sent."""
-    for file in load_model(path).external_files():
-        relative = Path(os.path.relpath(file, path.parent))
-        if ".." in relative.parts:
-            raise ModelError("its external data is not below its own folder", where=path)
-        package.files[f"{place}/{relative.as_posix()}"] = file
+# ---- the process of a case -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A `QdqspecError` as data, by the name of its class."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    cure: str | None = None
+
+    @classmethod
+    def of(cls, error: QdqspecError) -> Failure:
+        """The failure of an error."""
+        return cls(kind=type(error).__name__, what=error.what, where=error.where, cure=error.cure)
+
+    def error(self) -> QdqspecError:
+        """The error, of the same class; a `PatternError` becomes a `SpecError`."""
+        from qdqspec import errors
+
+        kind: Any = getattr(errors, self.kind, QdqspecError)
+        if kind is errors.PatternError:
+            kind = errors.SpecError
+        found: QdqspecError = kind(self.what, where=self.where, cure=self.cure)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The result of a case: its run record and baselines as JSON data, and the errors of its checks by id.
+
+    ``failure`` is an error before any check; ``skipped`` is why the device cannot run the case.
+    """
+
+    folder: str = ""  # of the job, which paths in the other fields begin with
+    record: Any = None
+    renewals: tuple[Any, ...] = ()
+    errors: dict[str, Failure] = field(default_factory=dict)
+    failure: Failure | None = None
+    skipped: str = ""
+
+
+def main() -> int:
+    """Run the case of the folder that is the first argument; the second one are the settings of the worker."""
+    folder = Path(sys.argv[1])
+    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    worker = from_data(Settings, json.loads(sys.argv[2]))
+    progress = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed belongs to the log
+
+    def end_with_worker() -> None:
+        """Kill this process and its children when the worker has ended."""
+        while os.read(0, 4096):
+            pass
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=end_with_worker, daemon=True).start()
+    answer = _answer(request, folder, worker, progress)
+    replace_file(folder / ANSWER, json.dumps(to_data(answer)))
+    return 0
+
+
+def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress: int) -> Answer:
+    from qdqspec.app.report.record import record_to_json
+    from qdqspec.app.session import Session
+
+    def watch(state: object) -> None:
+        os.write(progress, json.dumps(to_data(state)).encode() + b"\n")  # at once: several threads report
+
+    try:
+        case, settings = unpack(request, folder, worker)
+        with closing(Session(settings, watch=watch)) as session:
+            found = session.availability(case)
+            if not found.usable:
+                return Answer(folder=str(folder), skipped=found.why)
+            errors: dict[str, Failure] = {}
+            for check in case.checks:
+                try:
+                    session.judge(case, check)
+                except QdqspecError as error:
+                    errors[check.id] = Failure.of(error)
+            if not case.checks:
+                session.evidence(case, frozenset({"latency", "parity"}))
+            return Answer(
+                folder=str(folder),
+                record=record_to_json(session.record()),
+                renewals=to_data(session.renewals()),
+                errors=errors,
+            )
+    except QdqspecError as error:
+        return Answer(folder=str(folder), failure=Failure.of(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,10 +19,9 @@ from qdqspec._core.config import Settings, claim_folder
 from qdqspec._core.files import write_whole
 from qdqspec._core.records import from_data
 from qdqspec.app.cluster.address import Address, require_distributed
-from qdqspec.app.cluster.case_process import Answer
 from qdqspec.app.cluster.client import Cluster
-from qdqspec.app.cluster.inventory import Device
-from qdqspec.app.cluster.request import CACHE, OUTPUT, Package, pack
+from qdqspec.app.cluster.request import CACHE, OUTPUT, Answer, pack
+from qdqspec.app.cluster.worker import Device
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, about
 from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
@@ -166,13 +165,28 @@ class ClusterSession(Session):
         return self._futures[key]
 
     def _run(self, case: Case) -> _Outcome:
+        """Send the files of a case to a worker, and write what the case wrote there: its results, then the cache.
+
+        An unfinished journal with its corrections and the cached searches of the case are sent too.
+        """
         folder, device = self.output(case), self._device_named(case.backend or self.settings.backend)
         with RunLock(folder, self._note):
-            package = self._package(case, folder)
+            package = pack(case, replace(self.settings, time_limit=self._seconds_left()))
+            for name in (JOURNAL, HEADER, CORRECTIONS):
+                if (folder / name).is_file():
+                    package.files[f"{OUTPUT}/{name}"] = folder / name
+            if not self.settings.no_cache:
+                for manifest in sorted(self._store.folder.glob(f"[!.]*/{MANIFEST}")):
+                    if about(manifest.parent).get("case") == case.name:
+                        package.add_folder(f"{CACHE}/{manifest.parent.name}", manifest.parent)
             contents = {name: path.read_bytes() for name, path in package.files.items()}
             data, files = self._cluster.run(package.request, contents, device, case.name, self._tell)
-            places = [(OUTPUT, folder), (CACHE, self._store.folder), *package.places]
-            answer = from_data(Answer, _replace_paths(data, places))
+            text = json.dumps(data)  # each path in the job's folder becomes the path here
+            for sent, own in sorted(
+                [(OUTPUT, folder), (CACHE, self._store.folder), *package.places], reverse=True
+            ):
+                text = text.replace(json.dumps(f"{data['folder']}/{sent}")[1:-1], json.dumps(str(own))[1:-1])
+            answer = from_data(Answer, json.loads(text))
             if answer.failure is not None:
                 raise answer.failure.error()
             if answer.skipped:
@@ -185,20 +199,8 @@ class ClusterSession(Session):
             errors={name: failure.error() for name, failure in answer.errors.items()},
         )
 
-    def _package(self, case: Case, folder: Path) -> Package:
-        """The case's files, an unfinished journal with its corrections, and the cached searches of this case."""
-        package = pack(case, replace(self.settings, time_limit=self._seconds_left()))
-        for name in (JOURNAL, HEADER, CORRECTIONS):
-            if (folder / name).is_file():
-                package.files[f"{OUTPUT}/{name}"] = folder / name
-        if not self.settings.no_cache:
-            for manifest in sorted(self._store.folder.glob(f"[!.]*/{MANIFEST}")):
-                if about(manifest.parent).get("case") == case.name:
-                    package.add_folder(f"{CACHE}/{manifest.parent.name}", manifest.parent)
-        return package
-
     def _write(self, files: Mapping[str, bytes], folder: Path) -> None:
-        """Write the results of a case, then the cache."""
+        """Write the results of a case, then the cache; the store writes the manifest of an entry."""
         entries: dict[str, dict[str, bytes]] = {}
         for name, content in files.items():
             top, _, rest = name.partition("/")
@@ -207,11 +209,19 @@ class ClusterSession(Session):
             elif "/" in rest:
                 key, _, inner = rest.partition("/")
                 entries.setdefault(key, {})[inner] = content
-        if not self.settings.no_cache:
-            for key, parts in entries.items():
-                if MANIFEST in parts:
-                    self._store.discard(key)  # the worker has just measured it
-                    self._store.put(key, partial(_fill_entry, parts))
+        if self.settings.no_cache:
+            return
+
+        def fill(entry: Path, parts: Mapping[str, bytes]) -> None:
+            for name, content in parts.items():
+                if name != MANIFEST:
+                    (entry / name).parent.mkdir(parents=True, exist_ok=True)
+                    (entry / name).write_bytes(content)
+
+        for key, parts in entries.items():
+            if MANIFEST in parts:
+                self._store.discard(key)  # the worker has just measured it
+                self._store.put(key, partial(fill, parts=parts))
 
     def _note(self, text: str) -> None:
         """Show a remark at once: on the progress display if there is one, else in the log."""
@@ -220,20 +230,3 @@ class ClusterSession(Session):
     def _tell(self, progress: Progress) -> None:
         with self._watching:  # cases run in several threads
             super()._tell(progress)
-
-
-def _replace_paths(data: Any, places: Iterable[tuple[str, Path]]) -> Any:
-    """The answer of a worker, with each path in the job's folder replaced by the path on the client."""
-    text = json.dumps(data)
-    for sent, own in sorted(places, reverse=True):
-        text = text.replace(json.dumps(f"{data['folder']}/{sent}")[1:-1], json.dumps(str(own))[1:-1])
-    found: Any = json.loads(text)
-    return found
-
-
-def _fill_entry(parts: Mapping[str, bytes], folder: Path) -> None:
-    """Write the files of a cache entry, without its manifest, which the store writes."""
-    for name, content in parts.items():
-        if name != MANIFEST:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)

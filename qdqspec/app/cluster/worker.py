@@ -1,39 +1,133 @@
-"""Runs a scheduler; or a worker: a Nanny, which restarts the worker's process if it ends, with one thread."""
+"""Runs a scheduler; or a worker: a Nanny, which restarts the worker's process if it ends, with one thread.
+
+A worker announces its inventory: the devices of its backends, its versions and free disk space.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qdqspec import __version__
+from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec._core.files import replace_file
 from qdqspec._core.programs import end_program, python_command
-from qdqspec._core.records import to_data
+from qdqspec._core.records import from_data, to_data
 from qdqspec.app.cluster.address import Address
-from qdqspec.app.cluster.case_process import ANSWER, LOG, REQUEST, Answer, Failure
-from qdqspec.app.cluster.inventory import ANNOUNCED, Announcement, announce
-from qdqspec.app.cluster.request import CACHE, OUTPUT
+from qdqspec.app.cluster.request import ANSWER, CACHE, LOG, OUTPUT, REQUEST, Answer, Failure
+from qdqspec.app.preparation.runtimes import resources_of
 from qdqspec.errors import ConfigError, QdqspecError
 
 if TYPE_CHECKING:
-    from distributed import Security, Worker
+    from distributed import Worker
 
 
+ANNOUNCED = "qdqspec"  # key of a worker's announcement, and of its free disk space among its metrics
 _ENTRY = "qdqspec.app.cluster.worker"
 _CONFIG = "qdqspec"  # section of Dask's configuration, which the Nanny passes to the worker's process
 _REACH_S = 30.0  # for an answer of the scheduler
 _START_S = 120.0  # for the start of its process; importing all took more than 30 s on a loaded machine
 _WORKER_TTL = "60s"  # a worker that is silent for so long is removed; Dask's own default is five minutes
 _STEP = 0.1  # seconds between looks at the process of a case
-_LOG_BYTES = 4000
+
+
+# ---- inventory -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A backend on a worker and its device key. ``formats`` are from `Capabilities`, ``facts`` from `Availability`."""
+
+    backend: str
+    target: str
+    key: str
+    formats: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def resource(self) -> str:
+        """The name of the worker resource that a task on this device takes; workers of another version lack it."""
+        return f"{self.backend}:{self.key}:{__version__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """The announcement of a worker when it connects."""
+
+    version: str
+    python: str
+    host: str
+    system: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A connected worker, as its scheduler knows it."""
+
+    address: str
+    announcement: Announcement
+    free_bytes: int
+    silent_seconds: float
+
+    @classmethod
+    def of(cls, address: str, known: Mapping[str, Any], now: float) -> WorkerInfo | None:
+        """The worker of an entry of the scheduler; ``None`` if it is not a worker of qdqspec."""
+        try:
+            announcement = from_data(Announcement, known[ANNOUNCED])
+        except (KeyError, ValueError):
+            return None
+        free = known.get("metrics", {}).get(ANNOUNCED, 0)
+        silent = max(0.0, now - float(known.get("last_seen", now)))
+        return cls(address=address, announcement=announcement, free_bytes=int(free), silent_seconds=silent)
+
+    def offers(self, device: Device) -> bool:
+        """Whether the worker can run tasks on a device."""
+        mine = self.announcement
+        return mine.version == __version__ and device.resource in {each.resource for each in mine.devices}
+
+
+def announce(settings: Settings, backends: tuple[str, ...]) -> Announcement:
+    """Probe the backends, all if none is named, with the options of the worker's command line."""
+    devices = []
+    for name in backends or registry.names("backend"):
+        known = resources_of(replace(settings, backend=name))
+        available = known.backend.probe(known.options)
+        if not available.usable:
+            continue
+        with suppress(QdqspecError):
+            capabilities = known.backend.capabilities(known.options)
+            device = Device(
+                backend=name,
+                target=known.backend.target,
+                key=known.device.key,
+                formats=capabilities.formats,
+                lacking=dict(capabilities.lacking),
+                facts=dict(available.facts),
+            )
+            devices.append(device)
+    return Announcement(
+        version=__version__,
+        python=platform.python_version(),
+        host=platform.node(),
+        system=f"{platform.system()} {platform.machine()}",
+        devices=tuple(devices),
+    )
+
+
+# ---- the worker ----------------------------------------------------------------------------------
 
 
 def run_worker(
@@ -49,7 +143,8 @@ def run_worker(
     Raises `ConfigError` if no backend is usable, no scheduler answers, or the worker's process does not start in time.
     """
     import dask
-    from distributed import Nanny
+    from distributed import Nanny, Security
+    from distributed.comm import connect
 
     security, found = address.security(certificates), announce(settings, backends)
     if not found.devices:
@@ -59,7 +154,12 @@ def run_worker(
     given = [str(folder), json.dumps(to_data(settings)), json.dumps(to_data(found))]
 
     async def serve() -> None:
-        await _require_scheduler(address, security)
+        try:
+            words = (security or Security()).get_connection_args("worker")
+            answered = await connect(str(address), timeout=_REACH_S, **words)
+        except (OSError, TimeoutError) as error:
+            raise address.unanswered(error) from None
+        await answered.close()
         try:
             nanny = await Nanny(
                 str(address),
@@ -93,20 +193,6 @@ def run_worker(
         asyncio.run(serve())
 
 
-async def _require_scheduler(address: Address, security: Security | None) -> None:
-    """Raise `ConfigError` if no scheduler answers."""
-    from distributed import Security
-    from distributed.comm import connect
-
-    try:
-        found = await connect(
-            str(address), timeout=_REACH_S, **(security or Security()).get_connection_args("worker")
-        )
-    except (OSError, TimeoutError) as error:
-        raise address.unanswered(error) from None
-    await found.close()
-
-
 def dask_setup(worker: Worker) -> None:
     """Announce the worker's devices and free disk space; called by Dask before it connects to the scheduler."""
     import dask
@@ -121,7 +207,10 @@ def dask_setup(worker: Worker) -> None:
 
 
 def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Any, dict[str, bytes]]:
-    """The task of a case, in a process that ends if the client is gone: its answer, and the files that it wrote."""
+    """The task of a case, in a process that ends if the client is gone: its answer, and the files that it wrote.
+
+    Files that are as they were sent are left out.
+    """
     import dask
     from distributed import get_worker
 
@@ -143,7 +232,14 @@ def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[An
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         replace_file(job / REQUEST, json.dumps(dict(request)))
-        return run_process(job, settings, report, is_wanted), _written_files(job, files)
+        answer = run_process(job, settings, report, is_wanted)
+        written = {}
+        for path in (each for top in (OUTPUT, CACHE) for each in (job / top).rglob("*")):
+            if path.is_file() and not path.name.startswith("."):
+                name, content = path.relative_to(job).as_posix(), path.read_bytes()
+                if files.get(name) != content:
+                    written[name] = content
+        return answer, written
     finally:
         shutil.rmtree(job, ignore_errors=True)
 
@@ -152,7 +248,7 @@ def run_process(
     folder: Path, settings: str, report: Callable[[object], None], is_wanted: Callable[[], bool]
 ) -> Any:
     """Run the process of a case until it ends or is not wanted; its answer, or a failure with the end of its log."""
-    command, env = python_command("qdqspec.app.cluster.case_process", str(folder), settings)
+    command, env = python_command("qdqspec.app.cluster.request", str(folder), settings)
 
     def read_progress() -> None:
         assert process.stdout is not None
@@ -176,21 +272,9 @@ def run_process(
     try:
         return json.loads((folder / ANSWER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        end = (folder / LOG).read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        end = (folder / LOG).read_bytes()[-4000:].decode(errors="replace")
         what = f"the process of the case ended with exit code {process.returncode}; the end of its log:"
         return to_data(Answer(failure=Failure.of(QdqspecError(f"{what}\n{end}"))))
-
-
-def _written_files(folder: Path, given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files that the case wrote; files that are as they were sent are left out."""
-    found = {}
-    for top in (OUTPUT, CACHE):
-        for path in (folder / top).rglob("*"):
-            if path.is_file() and not path.name.startswith("."):
-                name, content = path.relative_to(folder).as_posix(), path.read_bytes()
-                if given.get(name) != content:
-                    found[name] = content
-    return found
 
 
 # ---- the scheduler -------------------------------------------------------------------------------

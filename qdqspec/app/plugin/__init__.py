@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from qdqspec._core.config import add_options
-from qdqspec.app.plugin import collect, distribute, fixtures, hooks, hookspecs, options, summary
+from qdqspec.app.plugin import collect, fixtures, hooks, state, summary
 from qdqspec.app.plugin._compat import is_worker
 from qdqspec.app.plugin.run import without_traceback
-from qdqspec.app.plugin.state import name_of, state_of
 
 MARKERS = (
     "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
@@ -32,12 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(args: list[str]) -> None:
     """Reject misspelt ``--qdq-*`` options with a suggestion, before pytest does without one."""
-    options.refuse_unknown_options(args)
+    state.refuse_unknown_options(args)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the hooks that a conftest may implement, and the fixtures that a later plugin may replace."""
-    pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.add_hookspecs(hooks)
     pluginmanager.register(fixtures, "qdqspec-fixtures")
 
 
@@ -45,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; reject invalid options."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    options.refuse_wrong_options(config)
+    state.refuse_wrong_options(config)
     config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
 
 
@@ -62,7 +61,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the checks of each case, and find baseline entries that no check uses any more."""
     checks = [item for item in session.items if isinstance(item, collect.CheckItem)]
-    state_of(session.config).unfinished.update(name_of(item.case) for item in checks)
+    state.state_of(session.config).unfinished.update(state.name_of(item.case) for item in checks)
     summary.find_obsolete(session.config, checks)
 
 
@@ -102,7 +101,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
         summary.compare_runtimes(session.config)
     hooks.finish_cases(session.config)
     if is_worker(session.config):
-        distribute.hand_over(session.config)
+        state.hand_over(session.config)
     else:
         summary.write_baselines(session.config)
         summary.write_at_end(session)
@@ -111,13 +110,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a case on one worker."""
-    return distribute.case_scheduling(config, log)
+    return state.case_scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
     """Receive the results of a worker of pytest-xdist."""
-    distribute.receive(node.config, getattr(node, "workeroutput", {}))
+    state.receive(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -19,38 +19,32 @@ import pytest
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import is_spec, load_cases
 from qdqspec.app.plugin._compat import DataModule
-from qdqspec.app.plugin.options import settings_of
 from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
+from qdqspec.app.plugin.state import settings_of
 from qdqspec.errors import SpecError
 from qdqspec.types import Case, CheckSpec, Data
 
 PYTHON_SPECS = "spec_*.py"
-_CHANGING = (
-    "qdq_model",
-    "qdq_calibration",
-    "qdq_metrics",
-    "qdq_data",
-)  # a conftest may replace these fixtures
+# a conftest may replace these fixtures
+_CHANGING = ("qdq_model", "qdq_calibration", "qdq_metrics", "qdq_data")
 
 
 def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """The collector of a file: a spec by its name, or a ``spec_*.py`` module."""
     if is_spec(path):
         return SpecFile.from_parent(parent, path=path)
-    if fnmatch(path.name, PYTHON_SPECS) and not _left_to_python(path, parent):
-        return PythonSpecFile.from_parent(parent, path=path)
-    return None
+    if not fnmatch(path.name, PYTHON_SPECS):
+        return None
+    patterns = parent.config.getini("python_files")
+    # pytest collects such a file anyway, and calls `module_for`
+    if parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns):
+        return None
+    return PythonSpecFile.from_parent(parent, path=path)
 
 
 def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """The collector of a ``spec_*.py`` that pytest itself collects: its specs along with its tests."""
     return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
-
-
-def _left_to_python(path: Path, parent: pytest.Collector) -> bool:
-    """Whether pytest collects the file anyway, and calls `module_for`."""
-    patterns = parent.config.getini("python_files")
-    return parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 class _Explained(pytest.Collector):
@@ -82,29 +76,25 @@ class PythonSpecFile(_Explained, pytest.Module):
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """The cases of its specs, named by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
-        self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
+        from qdqspec.spec.fields import is_id
+        from qdqspec.spec.models import Spec
+
+        cases: dict[str, Case] = {}
+        for name, spec in vars(self.obj).items():
+            for case in spec.cases() if isinstance(spec, Spec) else ():
+                case_id = name.lower() if case.id == "default" else f"{name.lower()}-{case.id}"
+                if case_id in cases or not is_id(case_id):
+                    raise SpecError(
+                        f"the variable '{name}' gives a case the id '{case_id}', which is taken or not allowed",
+                        where=self.path.name,
+                        cure="rename it: small letters, digits and _, each id once",
+                    )
+                cases[case_id] = replace(case, id=case_id, spec=self.path)
+        self.cases = tuple(cases.values())
         for case in self.cases:
             _refuse_far_paths(case, self.path, settings_of(self.config))
             yield CaseNode.of(self, case)
         yield from super().collect()
-
-
-def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
-    from qdqspec.spec.fields import is_id
-    from qdqspec.spec.models import Spec
-
-    cases: dict[str, Case] = {}
-    for name, spec in names.items():
-        for case in spec.cases() if isinstance(spec, Spec) else ():
-            case_id = name.lower() if case.id == "default" else f"{name.lower()}-{case.id}"
-            if case_id in cases or not is_id(case_id):
-                raise SpecError(
-                    f"the variable '{name}' gives a case the id '{case_id}', which is taken or not allowed",
-                    where=path.name,
-                    cure="rename it: small letters, digits and _, each id once",
-                )
-            cases[case_id] = replace(case, id=case_id, spec=path)
-    return list(cases.values())
 
 
 def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
@@ -134,8 +124,20 @@ class CaseNode(_Explained):
         node.extra_keyword_matches.update(map(str, case.matrix.values()))
         node.extra_keyword_matches.update({case.model.stem, case.quantize.format})
         node.extra_keyword_matches.update(case.quantize.formats, case.tags)
-        for mark in _marks(node):
-            node.add_marker(mark)
+        node.add_marker(pytest.mark.qdq)
+        node.add_marker(pytest.mark.tune)
+        rules = case.skipping
+        if rules.skip is not None:
+            node.add_marker(pytest.mark.skip(reason=rules.skip))
+        if rules.xfail is not None:
+            node.add_marker(
+                pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
+            )
+        if node.config.pluginmanager.has_plugin("xdist"):
+            # The scheduler of --dist loadgroup cuts a node id at its last '@'.
+            # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
+            together = node.nodeid if case.backend is None else getattr(parent, "nodeid", "")
+            node.add_marker(pytest.mark.xdist_group(together.replace("@", "_")))
         return node
 
     def collect(self) -> Iterator[CheckItem]:
@@ -172,21 +174,6 @@ class CheckItem(pytest.Function):
     def reportinfo(self) -> tuple[Path, int, str]:
         """The check's position in the spec, so that editors and annotations point to it."""
         return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
-
-
-def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
-    yield pytest.mark.qdq
-    yield pytest.mark.tune
-    rules = node.case.skipping
-    if rules.skip is not None:
-        yield pytest.mark.skip(reason=rules.skip)
-    if rules.xfail is not None:
-        yield pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
-    if node.config.pluginmanager.has_plugin("xdist"):
-        # The scheduler of --dist loadgroup cuts a node id at its last '@'.
-        # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
-        together = node.nodeid if node.case.backend is None else getattr(node.parent, "nodeid", "")
-        yield pytest.mark.xdist_group(together.replace("@", "_"))
 
 
 def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:

@@ -20,9 +20,8 @@ from qdqspec._core.units import origin_text
 from qdqspec.app.cases import find_case
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
-from qdqspec.app.plugin.options import settings_of
-from qdqspec.app.plugin.progress import show_progress
-from qdqspec.app.plugin.state import state_of
+from qdqspec.app.plugin.run import show_progress
+from qdqspec.app.plugin.state import settings_of, state_of
 from qdqspec.types import (
     Case,
     DataSource,

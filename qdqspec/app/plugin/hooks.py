@@ -1,4 +1,8 @@
-"""Calls the hooks of `qdqspec.app.plugin.hookspecs`; their errors name the plugin."""
+"""Hooks of pytest that a ``conftest.py`` or another plugin may implement.
+
+After an exception in one, the run ends with exit code 4 and a message that names the hook and its file or plugin. An
+exception in `pytest_qdq_device_key` is the failure of each check instead. The commands of ``qdqspec`` call no hooks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,38 @@ import pytest
 from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.state import CaseName, name_of, state_of
 from qdqspec.errors import ConfigError
-from qdqspec.types import DeviceKey, RunRecord
+from qdqspec.types import CaseRecord, DeviceKey, RunRecord
+
+
+def pytest_qdq_case_finished(config: pytest.Config, record: CaseRecord) -> None:
+    """Called after the last selected check of a case, with its evidence and the results of its checks.
+
+    A case whose checks did not all run, after ``-x`` or Ctrl-C, and one that was only used by fixtures are passed at
+    the end of the run. With pytest-xdist the hook is called in the worker. Models and ``trials.jsonl`` are in
+    ``record.evidence.output``; ``result.json`` is written at the end of the run.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_qdq_modify_record(config: pytest.Config, record: RunRecord) -> RunRecord | None:
+    """Return another record of the run for the table, ``--qdq-json`` and ``--qdq-report``, or ``None`` to keep it.
+
+    Records are frozen: use `dataclasses.replace`. Called once, at the end of the run, with the cases of all workers of
+    pytest-xdist. The first record that is returned is used. The ``result.json`` of each case is not affected.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_qdq_device_key(config: pytest.Config, device: DeviceKey) -> str | None:
+    """Return another key of the device, or ``None`` to keep it.
+
+    Baselines, the cache of searches, records and the limits of `latency` use the key. Devices with one key
+    share their baselines and tuned models, such as the runners of a pool. ``device.details`` has the facts that are
+    recorded. The first key that is returned is used. On a cluster the workers' own keys apply.
+    """
+
+
+# ---- calls ---------------------------------------------------------------------------------------
 
 
 def finish_check(item: pytest.Item) -> None:
@@ -43,7 +78,8 @@ def modified_record(config: pytest.Config, record: RunRecord) -> RunRecord:
     try:
         found = _call(hook, config=config, record=record)
         if found is not None and not isinstance(found, RunRecord):
-            raise _wrong_result(hook, found, "a RunRecord (dataclasses.replace(record, ...)) or None")
+            expected = "a RunRecord (dataclasses.replace(record, ...)) or None"
+            raise _error(hook, f"returned {found!r}", f"return {expected}")
     except ConfigError as error:
         state_of(config).troubles.append(str(error))
         return record
@@ -57,7 +93,8 @@ def device_key(config: pytest.Config, device: DeviceKey) -> str:
     if found is None:
         return device.key
     if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found):
-        raise _wrong_result(hook, found, "letters, digits, '.', '_' and '-': files are named after the key")
+        expected = "letters, digits, '.', '_' and '-': files are named after the key"
+        raise _error(hook, f"returned {found!r}", f"return {expected}")
     return found
 
 
@@ -68,10 +105,6 @@ def _call(hook: Any, **arguments: object) -> Any:
     except Exception as error:
         cure = "correct the hook of this plugin, or deselect it with -p no:NAME"
         raise _error(hook, f"raised {type(error).__name__}: {error}", cure) from error
-
-
-def _wrong_result(hook: Any, found: object, expected: str) -> ConfigError:
-    return _error(hook, f"returned {found!r}", f"return {expected}")
 
 
 def _error(hook: Any, what: str, cure: str) -> ConfigError:

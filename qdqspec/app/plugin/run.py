@@ -1,4 +1,4 @@
-"""Runs one item: skips it if nothing can be judged, else judges its check; and the text of a failure.
+"""Runs one item: skips it if nothing can be judged, else judges its check; the progress, and the text of a failure.
 
 The first line of the text is a complete verdict, because pytest's summary and CI annotations show nothing else; the
 last lines are the command to reproduce it. What formats it is imported after a failure.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qdqspec._core.config import Settings
+from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw
 from qdqspec._core.units import origin_text
-from qdqspec.app.plugin._compat import located_text
-from qdqspec.app.plugin.options import settings_of
-from qdqspec.app.plugin.progress import show_progress
-from qdqspec.app.plugin.state import name_of, state_of
+from qdqspec.app.plugin._compat import is_worker, located_text, reporter_of, uncaptured
+from qdqspec.app.plugin.state import name_of, settings_of, state_of
 from qdqspec.errors import ModelError, QdqspecError, SpecError
 from qdqspec.types import Case, CheckResult, DataSource, Evidence, Loader, Metric, Verdict
 
 if TYPE_CHECKING:
     from qdqspec.app.plugin.collect import CheckItem
     from qdqspec.app.session import Session
+
+
+_DISPLAY = pytest.StashKey[Display | None]()
 
 
 class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
@@ -62,11 +65,18 @@ def run_check(
     case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.planned(replace(case, checks=(item.check,))).text}")
-    _require_device(case, qdq_session, qdq_backend, settings)
+    available = qdq_session.availability(case)
+    if not available.usable:
+        error = available.error(qdq_backend)
+        reason = "; ".join(filter(None, (error.what, error.cure)))
+        qdq_session.skip(case, reason)
+        if "device" in settings.require:
+            raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
+        pytest.skip(reason)
     try:
         case = replace(case, model=_model_path(request, case))
-    except QdqspecError as error:
-        qdq_session.fail(case, item.check, error)
+    except QdqspecError as problem:
+        qdq_session.fail(case, item.check, problem)
         raise
     with show_progress(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
@@ -96,18 +106,6 @@ def fulfils(value: str | None, comparison: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return value is not None and SpecifierSet(comparison).contains(value)
-
-
-def _require_device(case: Case, session: Session, backend: str, settings: Settings) -> None:
-    found = session.availability(case)
-    if found.usable:
-        return
-    error = found.error(backend)
-    reason = "; ".join(filter(None, (error.what, error.cure)))
-    session.skip(case, reason)
-    if "device" in settings.require:
-        raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
-    pytest.skip(reason)
 
 
 def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
@@ -170,39 +168,28 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
 
 
 def failure_text(item: CheckItem, verdict: Verdict, settings: Settings, evidence: Evidence | None) -> str:
-    """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
+    """Headline, tables, advice, the place in the spec, and the command that judges this placement again."""
     from qdqspec.app.report.tables import section_text
-
-    spec, scheme = item.case.spec, None
-    parts = [verdict.headline, *map(section_text, verdict.sections)]
-    parts += [verdict.advice] if verdict.advice else []
-    parts += [spec_excerpt(spec, item.check.line)] if spec and spec.suffix != ".py" else []
-    if evidence is not None:
-        parts += [f"Models and measurements: {evidence.output}"] if evidence.output is not None else []
-        scheme = evidence.search.winner.digest if evidence.search is not None else None
-    parts.append(f"Reproduce with:\n  {reproduction(item, settings, scheme)}")
-    return "\n\n".join(part.rstrip("\n") for part in parts)
-
-
-def spec_excerpt(path: Path, line: int) -> str:
-    """The lines of the spec that define a check, with a caret after the dash of the list, if the file still exists."""
     from qdqspec.spec.problems import excerpt
 
-    column = None
-    with suppress(OSError, UnicodeDecodeError, IndexError):
-        text = path.read_text(encoding="utf-8").splitlines()[line - 1]
-        column = len(text) - len(text.lstrip(" -")) + 1
-    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, column)}"
-
-
-def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> str:
-    """The command line that judges this check of this placement again."""
-    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    spec, line = item.case.spec, item.check.line
+    parts = [verdict.headline, *map(section_text, verdict.sections)]
+    parts += [verdict.advice] if verdict.advice else []
+    if spec and spec.suffix != ".py":
+        column = None
+        with suppress(OSError, UnicodeDecodeError, IndexError):  # the caret is after the dash of the list
+            text = spec.read_text(encoding="utf-8").splitlines()[line - 1]
+            column = len(text) - len(text.lstrip(" -")) + 1
+        parts.append(f"Asked for in {spec.name}:{line}\n{excerpt(spec, line, column)}")
     # By names, not by node id: pytest-xdist appends its group to the id.
     names = [node.name for node in item.listchain() if item.path == node.path][1:]
-    words = ["pytest", "::".join((file, *names))]
-    words += [f"--qdq-scheme={scheme}"] if scheme else []
-    return shlex.join([*words, f"--qdq-seed={settings.seed}", *settings.device_words])
+    words = ["pytest", "::".join((os.path.relpath(item.path, item.config.invocation_params.dir), *names))]
+    if evidence is not None:
+        parts += [f"Models and measurements: {evidence.output}"] if evidence.output is not None else []
+        words += [f"--qdq-scheme={evidence.search.winner.digest}"] if evidence.search is not None else []
+    words += [f"--qdq-seed={settings.seed}", *settings.device_words]
+    parts.append(f"Reproduce with:\n  {shlex.join(words)}")
+    return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
 def without_traceback(error: BaseException, path: Path, line: int) -> Any | None:
@@ -213,3 +200,54 @@ def without_traceback(error: BaseException, path: Path, line: int) -> Any | None
     # The place of a check is before it; that in a spec is more exact.
     headline = str(error) if isinstance(error, CheckFailed | SpecError) else error.what
     return located_text(text, path, line, headline.splitlines()[0])
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
+    """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it.
+
+    It is a live bar on a terminal, else a line a minute; both bypass pytest's capture. ``-q`` removes the bar and keeps
+    the line, ``-qq`` removes both.
+    """
+    if _DISPLAY not in config.stash:  # one for the whole run: the interval of the heartbeat spans short cases
+        config.stash[_DISPLAY] = _choose_display(config)
+    display = config.stash[_DISPLAY]
+    if display is None or getattr(session, "watch", display) is not None:
+        yield
+        return
+    session.watch = display.update
+    try:
+        yield
+    finally:
+        session.watch = None
+        display.close()
+
+
+def _choose_display(config: pytest.Config) -> Display | None:
+    verbosity, reporter, terminal = config.get_verbosity(), reporter_of(config), uncaptured(config)
+    if verbosity < -1 or (reporter is None and not is_worker(config)):
+        return None
+
+    def write(line: str) -> None:
+        with terminal():
+            if reporter is None:  # a worker of pytest-xdist
+                sys.stderr.write(f"\n{line}\n")
+                sys.stderr.flush()
+            else:
+                reporter.ensure_newline()
+                reporter.write_line(line, flush=True)
+
+    @contextmanager
+    def own_line() -> Iterator[None]:
+        """End pytest's line of dots first, because the bar overwrites the current line."""
+        with terminal():
+            if reporter is not None:
+                reporter.ensure_newline()
+            yield
+
+    if reporter is None or verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
+        return Heartbeat(write)
+    return ProgressBar(terminal=own_line)

@@ -1,22 +1,100 @@
-"""The state of a run in one process of pytest, with the results that workers of pytest-xdist have sent to it."""
+"""The settings and the state of a pytest run in one process, and what workers of pytest-xdist send to the controller.
+
+Imports pytest and the standard library only; all checks of a case run on one worker.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from qdqspec._core.config import OPTIONS, Settings, flags_given, load_settings
+from qdqspec._core.records import from_data, to_data
+from qdqspec._core.registry import did_you_mean
+from qdqspec.app.cases import find_specs, is_spec, load_cases
+from qdqspec.app.plugin._compat import is_worker
+from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.types import Case, CaseRecord, Evidence, RunRecord
 
 if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
     from qdqspec.app.session import Session
     from qdqspec.checks.baselines import Name, Renewal
 
+# Options that may load native code or name a scheduler.
+_GUARDED = [option for option in OPTIONS if option.command_line or option.name == "backend-option"]
+_SETTINGS = pytest.StashKey[Settings]()
+_SENT = "qdqspec"  # key in a worker's output
+
 CaseName: TypeAlias = tuple[str, str]  # of a spec and a case
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def refuse_unknown_options(words: Sequence[str]) -> None:
+    """Raise `pytest.UsageError` for a ``--qdq-*`` option that does not exist, naming the closest one."""
+    known = [f"--qdq-{option.name}" for option in OPTIONS]
+    given = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
+    unknown = [name for name in given if name.startswith("--qdq-") and name not in known]
+    if unknown:
+        problems = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
+        raise pytest.UsageError(f"{problems}\n  all options: pytest --help, group qdqspec")
+
+
+def asked_for(config: pytest.Config) -> bool:
+    """Whether any ``--qdq-*`` option was given."""
+    return bool(flags_given(vars(config.option)))
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The settings of this run. Reads environment and ``pyproject.toml`` on first use; may raise `ConfigError`.
+
+    Options of ``addopts`` that can load native code count as configured by a file. In a worker of pytest-xdist all
+    options come from the controller, which has checked them.
+    """
+    if _SETTINGS in config.stash:
+        return config.stash[_SETTINGS]
+    flags, configured = flags_given(vars(config.option)), {}
+    words = [*map(str, config.invocation_params.args)]
+    for guarded in _GUARDED if not is_worker(config) else ():
+        key, option, values = guarded.key, f"--qdq-{guarded.name}", flags.get(guarded.key)
+        written: set[object] = {
+            word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")
+        }
+        written |= {value for word, value in pairwise(words) if word == option}
+        if values is not None and not written.issuperset(values if isinstance(values, list) else [values]):
+            configured[key] = flags.pop(key)
+    config.stash[_SETTINGS] = load_settings(
+        config.rootpath, flags=flags, configured=configured, cwd=config.invocation_params.dir
+    )
+    return config.stash[_SETTINGS]
+
+
+def refuse_wrong_options(config: pytest.Config) -> None:
+    """Reject a ``--qdq-*`` option with an invalid value before collection."""
+    if not asked_for(config):
+        return
+    try:
+        settings = settings_of(config)
+        if settings.report:
+            from qdqspec.app.report.write import refuse_unknown_formats
+
+            refuse_unknown_formats(settings.report)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+# ---- state ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +157,17 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
     cases: dict[CaseName, CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
         name = name_of(piece.evidence.case)
-        cases[name] = _join_parts(cases[name], piece) if name in cases else piece
+        first = cases.setdefault(name, piece)
+        if first is piece:
+            continue
+        missing = {
+            field.name: getattr(piece.evidence, field.name)
+            for field in fields(Evidence)
+            if getattr(first.evidence, field.name) in (None, (), {})
+        }
+        known = {result.id for result in first.results}
+        added = tuple(result for result in piece.results if result.id not in known)
+        cases[name] = CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
     if not cases:
         return None
     return RunRecord(
@@ -91,12 +179,89 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
     )
 
 
-def _join_parts(first: CaseRecord, second: CaseRecord) -> CaseRecord:
-    missing = {
-        field.name: getattr(second.evidence, field.name)
-        for field in fields(Evidence)
-        if getattr(first.evidence, field.name) in (None, (), {})
+# ---- pytest-xdist --------------------------------------------------------------------------------
+
+
+def hand_over(config: pytest.Config) -> None:
+    """In a worker: write the results of its cases; send its record and its baseline entries."""
+    state = state_of(config)
+    record, sent = state.own_record(), dict[str, Any]()
+    if record is not None:
+        from qdqspec.app.report.record import record_to_json
+        from qdqspec.app.report.write import annotation_lines, write_results
+
+        # Paths of specs and lines of checks are not part of a record.
+        sent["annotations"] = annotation_lines(record, config.rootpath)
+        sent["record"] = json.dumps(record_to_json(record))
+        try:
+            write_results(record)
+        except OutputError as error:
+            state.troubles.append(str(error))
+    worker: Any = config
+    worker.workeroutput[_SENT] = {
+        **sent,
+        "troubles": state.troubles,
+        "renewals": to_data(state.all_renewals()),
+        "obsolete": [[str(file), *name] for file, name in sorted(state.obsolete)],
     }
-    known = {result.id for result in first.results}
-    added = tuple(result for result in second.results if result.id not in known)
-    return CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
+
+
+def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
+    """In the controller: receive the message of a worker. A worker that crashed has sent none."""
+    sent = worker_output.get(_SENT)
+    if sent is None:
+        return
+    state = state_of(config)
+    state.troubles += sent["troubles"]
+    state.obsolete.update((Path(file), (case, check)) for file, case, check in sent["obsolete"])
+    if "record" in sent:
+        from qdqspec.app.report.record import record_from_json
+
+        state.received.append(record_from_json(json.loads(sent["record"])))
+        state.annotations += sent["annotations"]
+    if sent["renewals"]:
+        from qdqspec.checks.baselines import Renewal
+
+        state.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
+
+
+def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """The scheduler for ``--dist load``, which ``-n`` implies, if the run has specs; else ``None``.
+
+    A case is one unit of work, and so is a spec whose cases choose their runtimes, because these are timed together at
+    the end. Every other test is a unit of its own, as with pytest-xdist's scheduler. Another ``--dist`` is not changed.
+    """
+    named = (config.invocation_params.dir / arg.partition("::")[0] for arg in config.args)
+    if config.getoption("dist") != "load" or not any(map(is_spec, find_specs(filter(Path.exists, named)))):
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    settings = settings_of(config)
+
+    @lru_cache
+    def one_unit(spec: str) -> bool:
+        return chooses_runtimes(config.rootpath / spec, settings)
+
+    class CaseScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        """Tests in units of work."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid, one_unit)
+
+    return CaseScheduling(config, log)
+
+
+def unit_of(nodeid: str, one_unit: Callable[[str], bool]) -> str:
+    """The unit of work of a test: its spec if the spec is ``one_unit``, else its case; a plain test is its own unit."""
+    file, _, rest = nodeid.partition("::")
+    if not rest or not is_spec(Path(file)):
+        return nodeid
+    return file if one_unit(file) else nodeid.rpartition("::")[0]
+
+
+def chooses_runtimes(spec: Path, settings: Settings) -> bool:
+    """Whether cases of a spec name their runtimes; false for a spec with errors."""
+    try:
+        return any(case.backend is not None for case in load_cases(spec, settings))
+    except QdqspecError:  # the worker that collects the spec reports it
+        return False

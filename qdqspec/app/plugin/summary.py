@@ -11,7 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,13 +20,9 @@ from qdqspec.app.cases import YAML, is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
 from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.hooks import modified_record
-from qdqspec.app.plugin.options import asked_for, settings_of
-from qdqspec.app.plugin.state import state_of
+from qdqspec.app.plugin.state import asked_for, settings_of, state_of
 from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord
-
-if TYPE_CHECKING:
-    from qdqspec.checks.baselines import Name, Renewal
 
 
 def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
@@ -107,7 +103,15 @@ def write_baselines(config: pytest.Config) -> None:
         except QdqspecError as error:
             state.troubles.append(str(error))
         else:
-            state.baseline_lines += _written_lines(path_from_start(file, config), put, dropped)
+            lines = [f"Baseline: {path_from_start(file, config)}"]
+            for renewal in sorted(put, key=lambda renewal: renewal.name):
+                new, old = renewal.entry.ratio.median, renewal.old
+                moved = (
+                    f"{old:.3f} -> {new:.3f} ({percent_text(new / old - 1)})" if old else f"new, {new:.3f}"
+                )
+                lines.append(f"  {'::'.join(renewal.name)}  {moved}")
+            lines += [f"  {'::'.join(name)}  removed, its spec does not ask for it" for name in dropped]
+            state.baseline_lines += lines
     if state.obsolete and not dropping:
         specs: dict[str, None] = {}
         for file, name in sorted(state.obsolete):
@@ -116,15 +120,6 @@ def write_baselines(config: pytest.Config) -> None:
             )
             specs[path_from_start(file.parents[2], config)] = None
         state.baseline_lines.append(f"Remove with:\n  qdqspec baseline prune {' '.join(specs)}")
-
-
-def _written_lines(file: str, renewals: Sequence[Renewal], dropped: Sequence[Name]) -> list[str]:
-    lines = [f"Baseline: {file}"]
-    for renewal in sorted(renewals, key=lambda renewal: renewal.name):
-        new, old = renewal.entry.ratio.median, renewal.old
-        moved = f"{old:.3f} -> {new:.3f} ({percent_text(new / old - 1)})" if old else f"new, {new:.3f}"
-        lines.append(f"  {'::'.join(renewal.name)}  {moved}")
-    return lines + [f"  {'::'.join(name)}  removed, its spec does not ask for it" for name in dropped]
 
 
 def path_from_start(path: Path, config: pytest.Config) -> str:
@@ -176,9 +171,9 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
     paint = color_words if terminal.hasmarkup else str
     terminal.write_line(paint(summary_table(record, width=columns_of(config))))
     if record.runtimes:
-        from qdqspec.app.report.runtimes import runtimes_text
+        from qdqspec.app.report.compare import runtimes_text
 
-        terminal.write_line(f"\n{runtimes_text(record)}\n")
+        terminal.write_line(f"\n{runtimes_text(record.runtimes)}\n")
     for line in warning_lines(record):
         terminal.write_line(line, yellow=True)
     if settings.output.is_dir():

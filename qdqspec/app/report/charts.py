@@ -1,19 +1,26 @@
-"""Charts of a case as inline SVG.
+"""Pictures of a case as inline SVG: charts, and the model as a layered drawing with a box for each part.
 
-Colours come from the page's style sheet by class, so that a chart follows light and dark.
+Colours come from the page's style sheet by class, so that a picture follows light and dark. All text is escaped here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from qdqspec._core.units import db_text, metric_text, ms_text, plain, ratio_text
+from qdqspec._core.units import (
+    count_text,
+    db_text,
+    metric_text,
+    ms_text,
+    plain,
+    ratio_text,
+    share_text,
+)
 from qdqspec.app.report.facts import MOST_BLOCKS, day_text, role_text
-from qdqspec.app.report.svg import element, frame, part_text, px, text, ticks
 from qdqspec.types import (
     EXACT_DB,
     NOT_CANDIDATES,
@@ -27,8 +34,50 @@ from qdqspec.types import (
 )
 
 WIDTH = 420  # so that text is readable on a page of 400 pixels, which has 350 for a chart
-_MOST_POINTS = 150  # of a latency: more would overlap
-_MOST_RATIO = 1.05  # of candidates beside the front
+INSTALL = "pip install 'qdqspec[report]'"
+STYLES = 4  # of number formats: further ones look like the last
+_BOX_WIDTH, _BOX_HEIGHT, _ROW, _COLUMN, _MARGIN = 216, 42, 64, 236, 12  # pixels of the drawing
+_TO = " \u2192 "  # from the reference to the selected model
+
+Point = tuple[float, float]
+
+
+# ---- elements ------------------------------------------------------------------------------------
+
+
+def element(name: str, style: str = "", title: str = "", **attributes: float | str) -> str:
+    """An element with a CSS class, a title for the pointer, and coordinates to a tenth of a pixel."""
+    given = {"class": style, **attributes} if style else attributes
+    written = "".join(
+        f' {key}="{value if isinstance(value, str) else px(value)}"' for key, value in given.items()
+    )
+    return f"<{name}{written}><title>{escape(title)}</title></{name}>" if title else f"<{name}{written}/>"
+
+
+def text(x: float, y: float, words: str, style: str) -> str:
+    """A text element at a position."""
+    return f'<text x="{px(x)}" y="{px(y)}" class="{style}">{escape(words)}</text>'
+
+
+def frame(width: int, height: int, label: str, parts: Sequence[str], size: str = "") -> str:
+    """The parts as one picture; ``label`` is its text for screen readers."""
+    return f'<svg viewBox="0 0 {width} {height}"{size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+def px(value: float) -> str:
+    """A coordinate to a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high, three to eight of them; 1 is among them if it is in the range."""
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return []
+    raw = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(step * index, 12) for index in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +130,25 @@ def latency_chart(latency: LatencyEvidence) -> str:
     parts.append(text(x.start, height - 12, "0 ms", "tick"))
     for row, (role, values) in enumerate(runs.items()):
         name, label = names[role]
-        style = "tuned" if role == "tuned" else "other"
-        parts.append(f'<g class="{style}">{_distribution(name, label, values, 50 * row + 31, x)}</g>')
+        y = 50 * row + 31
+        low, median, high = (x(_quantile(values, share)) for share in (0.25, 0.5, 0.75))
+        thinned = values[:: max(1, math.ceil(len(values) / 150))]  # more dots would overlap
+        dots = [  # moved up and down by a golden-ratio sequence
+            element("circle", cx=x(value), cy=y + 9 + 7 * ((index * 0.618034) % 1), r=1.7)
+            for index, value in enumerate(thinned)
+        ]
+        parts += [
+            f'<g class="{"tuned" if role == "tuned" else "other"}">',
+            text(x.start, y - 18, name, "name"),
+            element("rect", "bar", x=x.start, y=y - 11, width=median - x.start, height=11),
+            f'<g class="dots">{"".join(dots)}</g>',
+            element("rect", "box", x=low, y=y - 13, width=max(high - low, 2), height=15, rx=2),
+            element("line", "median", x1=median, x2=median, y1=y - 15, y2=y + 4),
+            text(x.end, y - 18, label, "value end"),
+            "</g>",
+        ]
     listed = ", ".join(f"{name} {label}" for name, label in names.values())
     return frame(WIDTH, height, f"Latency by model: {listed}", parts)
-
-
-def _distribution(name: str, label: str, values: Sequence[float], y: float, x: _Axis) -> str:
-    low, median, high = (x(_quantile(values, share)) for share in (0.25, 0.5, 0.75))
-    thinned = values[:: max(1, math.ceil(len(values) / _MOST_POINTS))]
-    dots = [  # moved up and down by a golden-ratio sequence
-        element("circle", cx=x(value), cy=y + 9 + 7 * ((index * 0.618034) % 1), r=1.7)
-        for index, value in enumerate(thinned)
-    ]
-    return (
-        text(x.start, y - 18, name, "name")
-        + element("rect", "bar", x=x.start, y=y - 11, width=median - x.start, height=11)
-        + f'<g class="dots">{"".join(dots)}</g>'
-        + element("rect", "box", x=low, y=y - 13, width=max(high - low, 2), height=15, rx=2)
-        + element("line", "median", x1=median, x2=median, y1=y - 15, y2=y + 4)
-        + text(x.end, y - 18, label, "value end")
-    )
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
@@ -129,26 +176,23 @@ def search_chart(search: SearchResult) -> str:
     parts += [_level(y(level), x.start, x.end, f"{level:g}", _style_at(level)) for level in y.ticks()]
     numbers = sorted({int(tick) for tick in x.ticks() if tick == int(tick)})
     parts += [_upright(x(number), height - 38, height - 34, str(number)) for number in numbers]
-    best = [
-        (x(trial.number), y(trial.ratio))
-        for trial in trials
-        if trial.ok and trial.ratio is not None and trial.incumbent
-    ]
+    best, marks = [], []
+    for trial in trials:
+        name, at = f"candidate {trial.number} ({plain(trial.phase, 20)})", x(trial.number)
+        if not trial.ok or trial.ratio is None:
+            title = f"{name}: failed. {plain(trial.error or '', 120)}"
+            cross = f"M{px(at - 4)} {px(y.end - 4)}l8 8m0 -8l-8 8"
+            marks.append(element("path", "mark failed", title, d=cross))
+            continue
+        if trial.incumbent:
+            best.append((at, y(trial.ratio)))
+        outcome = "kept" if trial.incumbent else trial.race.verdict if trial.race else "not raced"
+        style = "mark kept" if trial.incumbent else "mark dropped"
+        title = f"{name}: {ratio_text(trial.ratio)} of reference, {outcome}"
+        marks.append(element("circle", style, title, cx=at, cy=y(trial.ratio), r=4))
     parts += [_steps(best, x.end)] if best else []
-    parts += [_candidate(trial, x, y) for trial in trials]
-    parts.append(text((x.start + x.end) / 2, height - 4, "candidate", "tick middle"))
+    parts += [*marks, text((x.start + x.end) / 2, height - 4, "candidate", "tick middle")]
     return frame(WIDTH, height, "Search: time of each candidate over the reference's", parts)
-
-
-def _candidate(trial: Trial, x: _Axis, y: _Axis) -> str:
-    name, at = f"candidate {trial.number} ({plain(trial.phase, 20)})", x(trial.number)
-    if not trial.ok or trial.ratio is None:
-        title = f"{name}: failed. {plain(trial.error or '', 120)}"
-        return element("path", "mark failed", title, d=f"M{px(at - 4)} {px(y.end - 4)}l8 8m0 -8l-8 8")
-    outcome = "kept" if trial.incumbent else trial.race.verdict if trial.race else "not raced"
-    style = "mark kept" if trial.incumbent else "mark dropped"
-    title = f"{name}: {ratio_text(trial.ratio)} of reference, {outcome}"
-    return element("circle", style, title, cx=at, cy=y(trial.ratio), r=4)
 
 
 def _steps(points: Sequence[tuple[float, float]], end: float | None = None) -> str:
@@ -188,7 +232,7 @@ def front_chart(search: SearchResult) -> str:
     behind = [
         (trial.ratio, at, trial)
         for trial in search.trials
-        if trial.ratio is not None and trial.ratio <= _MOST_RATIO and (at := level(trial)) is not None
+        if trial.ratio is not None and trial.ratio <= 1.05 and (at := level(trial)) is not None
         if trial.phase not in NOT_CANDIDATES and trial.placement.digest not in ahead
     ]
     if not front:
@@ -277,7 +321,11 @@ def baseline_chart(found: RegressionEvidence) -> str:
     if len(rows) < 2:
         return ""
     mark = [found.history[-1].ratio.median] if found.history else []
-    x = _ratio_axis([ratio for _, ratio, _ in rows], mark)
+    bounds = [*mark, *(bound for _, ratio, _ in rows for bound in (ratio.low, ratio.median, ratio.high))]
+    finite = [bound for bound in bounds if math.isfinite(bound)]
+    low, high = min(finite), max(finite)
+    room = 0.06 * (high - low) or 0.05 * high or 1.0
+    x = _Axis(max(0.0, low - room), high + room, 132, WIDTH - 48)
     height = 26 * len(rows) + 34
     parts = [_upright(x(tick), 2, height - 26, f"{tick:g}") for tick in x.ticks()]
     parts += [_upright(x(value), 2, height - 26, style="grid one") for value in mark]
@@ -292,10 +340,134 @@ def baseline_chart(found: RegressionEvidence) -> str:
     return frame(WIDTH, height, f"Tuned over reference: {listed}", parts)
 
 
-def _ratio_axis(ratios: Sequence[Interval], mark: Sequence[float]) -> _Axis:
-    """An axis of all bounds."""
-    bounds = [bound for ratio in ratios for bound in (ratio.low, ratio.median, ratio.high)]
-    finite = [bound for bound in (*bounds, *mark) if math.isfinite(bound)]
-    low, high = min(finite), max(finite)
-    room = 0.06 * (high - low) or 0.05 * high or 1.0
-    return _Axis(max(0.0, low - room), high + room, 132, WIDTH - 48)
+# ---- the model ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture of a model; ``start`` is the distance of its first part from the left side, in pixels."""
+
+    svg: str
+    start: float
+
+
+def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
+    """The drawing, with its width and height; ``None`` if the library of the extra ``report`` is not installed."""
+    try:
+        from graph_layout import SugiyamaLayout
+    except ImportError:
+        return None
+    edges = [(maker, reader) for reader, part in enumerate(parts) for maker in part.inputs if maker != reader]
+    layout = SugiyamaLayout(
+        nodes=[{} for _ in parts],
+        links=[{"source": maker, "target": reader} for maker, reader in edges],
+        size=(1e6, 1e6),  # the library would otherwise scale the drawing down
+        layer_separation=_ROW,
+        node_separation=_COLUMN,
+    )
+    layout.run(center_graph=False)  # it would move the boxes without the bends of edges
+    places = [(float(node.x), float(node.y)) for node in layout.nodes]
+    bends = {edge: [(float(x), float(y)) for x, y in points] for edge, points in layout.edge_bends.items()}
+    # The library turns edges of a cycle around.
+    bends |= {(b, a): points[::-1] for (a, b), points in bends.items() if not bends.get((b, a))}
+    every = [*places, *(point for points in bends.values() for point in points)]
+    left, top = (min(point[axis] for point in every) for axis in (0, 1))
+    right, bottom = (max(point[axis] for point in every) for axis in (0, 1))
+    more = (_MARGIN + _BOX_WIDTH / 2 - left, _MARGIN + _BOX_HEIGHT / 2 - top)
+    width, height = (
+        math.ceil(2 * _MARGIN + span) for span in (right - left + _BOX_WIDTH, bottom - top + _BOX_HEIGHT)
+    )
+
+    def moved(point: Point) -> Point:
+        return point[0] + more[0], point[1] + more[1]
+
+    powers = [None if part.sqnr_db is None else 10 ** (-part.sqnr_db / 10) for part in parts]
+    whole = math.fsum(power for power in powers if power is not None) or 1.0
+    styles = style_of(parts)
+    longest = max((part.reference_ms or 0.0 for part in parts), default=0.0)
+    drawn = [
+        _edge(moved(places[a]), [moved(p) for p in bends.get((a, b), [])], moved(places[b])) for a, b in edges
+    ]
+    drawn += [
+        _box(part, moved(place), styles, None if power is None else power / whole, longest)
+        for part, place, power in zip(parts, places, powers, strict=True)
+    ]
+    label = f"The model in {count_text(len(parts), 'part')}, from its inputs at the top to its outputs"
+    svg = frame(width, height, label, drawn, f' width="{width}" height="{height}"')
+    return Drawing(svg, moved(places[0])[0] - _BOX_WIDTH / 2)
+
+
+def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:
+    """The CSS class of each number format of the model, the most frequent one first."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.formats.items():
+            found[name] = found.get(name, 0) + count
+    ordered = sorted(found, key=lambda name: (-found[name], name))
+    return {name: f"f{min(number, STYLES - 1)}" for number, name in enumerate(ordered)}
+
+
+def part_text(part: GraphPart) -> str:
+    """``Conv + Relu``, or ``9 nodes: 4 Conv, 4 Relu, Add``."""
+    nodes = sum(part.ops.values())
+    if nodes <= 3:
+        return " + ".join(plain(op) for op, times in part.ops.items() for _ in range(times))
+    often = sorted(part.ops.items(), key=lambda item: -item[1])
+    return f"{nodes} nodes: {', '.join(f'{times} {plain(op)}' if times > 1 else plain(op) for op, times in often)}"
+
+
+def _edge(start: Point, between: Sequence[Point], end: Point) -> str:
+    down = 1 if end[1] >= start[1] else -1
+    points = [
+        (start[0], start[1] + down * _BOX_HEIGHT / 2),
+        *between,
+        (end[0], end[1] - down * _BOX_HEIGHT / 2),
+    ]
+    x, y = points[0]
+    path = [f"M{px(x)} {px(y)}"]
+    for to_x, to_y in points[1:]:
+        middle = px((y + to_y) / 2)
+        path.append(f"C{px(x)} {middle} {px(to_x)} {middle} {px(to_x)} {px(to_y)}")
+        x, y = to_x, to_y
+    return f'<path class="edge" d="{"".join(path)}"/>'
+
+
+def _box(
+    part: GraphPart, place: Point, styles: Mapping[str, str], share: float | None, longest: float
+) -> str:
+    """The box of a part with its formats, times and ``share`` of the error, and all of it as a title."""
+    x, y = place[0] - _BOX_WIDTH / 2, place[1] - _BOX_HEIGHT / 2
+    nodes, words = sum(part.ops.values()), part_text(part)
+    lines = [f"{plain(part.name, 80)}: {words}"]
+    if part.reference_ms is not None:
+        tuned = "" if part.tuned_ms is None else f", tuned {ms_text(part.tuned_ms)} ms"
+        lines.append(f"reference {ms_text(part.reference_ms)} ms{tuned}")
+    formats = [f"{count_text(count, 'node')} in {plain(name)}" for name, count in part.formats.items()]
+    lines += [", ".join(formats)] if formats else []
+    if share is not None and part.sqnr_db is not None:
+        lines.append(
+            f"quantized alone {db_text(part.sqnr_db)} dB, {share_text(share)} of the error of all blocks"
+        )
+    title = "\n".join(lines)
+    parts = [
+        f"<title>{escape(title)}</title>",
+        element("rect", "node", x=x, y=y, width=_BOX_WIDTH, height=_BOX_HEIGHT),
+    ]
+    done = 0.0
+    for name, count in part.formats.items():  # as wide as its share of the nodes
+        width = _BOX_WIDTH * count / nodes
+        parts.append(element("rect", styles[name], x=x + done, y=y, width=width, height=_BOX_HEIGHT))
+        done += width
+    if longest and part.reference_ms:
+        width = _BOX_WIDTH * part.reference_ms / longest
+        parts.append(element("rect", "spent", x=x, y=y + _BOX_HEIGHT - 4, width=width, height=4))
+    if len(words) > 27:  # characters that fit: cut at a comma
+        start, comma, _ = words[:28].rpartition(",")
+        words = f"{start if comma else words[:26]}\u2026"
+    parts.append(text(x + 8, y + 17, words, "op"))
+    times = [ms for ms in (part.reference_ms, part.tuned_ms) if ms is not None]
+    if any(times):
+        parts.append(text(x + 8, y + 32, f"{_TO.join(map(ms_text, times))} ms", "tick"))
+    if share is not None and share >= 0.01:
+        parts.append(text(x + _BOX_WIDTH - 8, y + 32, f"error {share_text(share)}", "tick end"))
+    return f"<g>{''.join(parts)}</g>"

@@ -11,7 +11,6 @@ from qdqspec.app.report.tables import RIGHT, Column, Table, known
 from qdqspec.types import CulpritEvidence
 
 SCHEMA_VERSION = 1
-_FEW = 0.5  # share of the error from which the listed pairs count as most of it
 _LEGEND = (
     "alone: the SQNR with this pair only.\n"
     "without: the SQNR if the nodes of this row and of the rows above read floats.\n"
@@ -23,11 +22,24 @@ def culprits_text(found: CulpritEvidence) -> str:
     """The ranking, its interpretation, and the SQNR without the worst pairs."""
     if not found.pairs:
         return f"The error cannot be attributed to pairs: {plain(found.missing or 'there is no noise')}."
+    table = Table.of(
+        "",
+        found.pairs,
+        Column("pair", lambda culprit: pair_text(culprit.site)),
+        Column("kind", lambda culprit: "weight" if culprit.site.weight else "activation"),
+        Column("format", lambda culprit: plain(culprit.site.format)),
+        Column("alone dB", lambda culprit: f"{culprit.alone_db:.1f}", RIGHT),
+        Column("of the noise", lambda culprit: share_text(culprit.share), RIGHT),
+        Column("without dB", lambda culprit: known("{:.1f}".format, culprit.without_db), RIGHT),
+    )
+    if others := found.total - len(found.pairs):
+        name = "the other" if others == 1 else f"the other {others}"
+        table = replace(table, rows=(*table.rows, (name, "", "", "", share_text(found.rest), "")))
     head = (
         f"{plain(found.output)}: {found.together_db:.1f} dB SQNR with {count_text(found.total, 'Q/DQ pair')} "
         f"({count_text(found.samples, 'sample')} of {found.data} data)"
     )
-    parts = [head, _table(found), _LEGEND, _spread(found), _removal(found)]
+    parts = [head, table.text, _LEGEND, _spread(found), _removal(found)]
     if found.missing:
         parts.append(f"note: {plain(found.missing)}, so that fewer pairs than requested are listed")
     return "\n\n".join(part for part in parts if part)
@@ -54,31 +66,13 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
     }
 
 
-def _table(found: CulpritEvidence) -> str:
-    table = Table.of(
-        "",
-        found.pairs,
-        Column("pair", lambda culprit: pair_text(culprit.site)),
-        Column("kind", lambda culprit: "weight" if culprit.site.weight else "activation"),
-        Column("format", lambda culprit: plain(culprit.site.format)),
-        Column("alone dB", lambda culprit: f"{culprit.alone_db:.1f}", RIGHT),
-        Column("of the noise", lambda culprit: share_text(culprit.share), RIGHT),
-        Column("without dB", lambda culprit: known("{:.1f}".format, culprit.without_db), RIGHT),
-    )
-    others = found.total - len(found.pairs)
-    if others:
-        name = "the other" if others == 1 else f"the other {others}"
-        table = replace(table, rows=(*table.rows, (name, "", "", "", share_text(found.rest), "")))
-    return table.text
-
-
 def _spread(found: CulpritEvidence) -> str:
     """A sentence on whether a few pairs cause most of the error."""
     removed = [culprit for culprit in found.pairs if culprit.without_db is not None]
     share = sum(culprit.share for culprit in removed)
     which = "noisiest pair makes" if len(removed) == 1 else f"{len(removed)} noisiest pairs make"
     what = f"The {which} {share_text(share)} of the noise"
-    if share >= _FEW:
+    if share >= 0.5:
         return f"{what}: exclude them, or use another format for them."
     return (
         f"{what}. The error is spread over many pairs: another calibration, or fewer pairs in total, "
@@ -92,21 +86,19 @@ def _removal(found: CulpritEvidence) -> str:
     if not gains or max(gains) <= found.together_db:
         return "" if not gains else "Keeping their nodes in float does not help: their errors cancel others."
     worst = found.pairs[: gains.index(max(gains)) + 1]
-    nodes = dict.fromkeys(node for culprit in worst for node in culprit.nodes)
+    nodes = []
+    for node in dict.fromkeys(node for culprit in worst for node in culprit.nodes):
+        glob = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
+        escaped = glob.replace("\\", "\\\\").replace('"', '\\"')
+        nodes.append(f'        - "{escaped}"')
     lines = [f"For {max(gains):.1f} dB instead of {found.together_db:.1f} dB:"]
     if nodes:
         lines += [
             "  patterns:",
             "    nodes:",
             "      exclude:",
-            *(f"        - {_quoted(node)}" for node in nodes),
+            *nodes,
         ]
     if any(culprit.makes_output for culprit in worst):
         lines += ["  quantize:", "    outputs: false"]
     return "\n".join(lines)
-
-
-def _quoted(node: str) -> str:
-    """A node's name quoted for YAML, with glob characters escaped."""
-    taken = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
-    return '"' + taken.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any
 
 from qdqspec._core.units import (
     count_text,
@@ -54,87 +54,69 @@ def explain_text(
 
     If one of them has no times, the kernels of all are described without times. Else each is compared with the
     reference, the fastest first. Engines of a ``search`` are its reference and its selected model, or the candidates
-    that were not selected.
+    that were not selected. It ends with the gain of each correction in the searches that made these engines, and notes.
     """
-    reference = find_reference(engines)
+    reference, parts = find_reference(engines), []
+    if search is not None and search.unchanged:
+        parts = [f"Unchanged:\n{search.reason}", *map(section_text, candidates_section(search))]
+    elif search is not None and search.cut_short:
+        parts = [f"{search.cut_short[:1].upper()}{search.cut_short[1:]}."]
+    gains = [table for engine in engines if (table := gains_table(engine.corrections)).rows]
+    notes = dict.fromkeys(f"note: {note}" for engine in engines for note in engine.notes)
+    remarks = [*(f"{table.title}\n{table.text}" for table in gains), "\n".join(notes)]
     if not all(engine.timed for engine in engines):
-        parts = [
-            _kernel_counts(engines),
-            _kinds(engines),
-            *(part for engine in engines for part in _found_in_list(engine, most)),
-            *_remarks(engines),
-            "No times: these counts do not show which engine is faster." if len(engines) > 1 else "",
-        ]
+        parts += [_counts(engines), _kinds(engines)]
+        parts += [part for engine in engines for part in _found_in_list(engine, most)]
+        several = "No times: these counts do not show which engine is faster." if len(engines) > 1 else ""
+        parts += [*remarks, several]
     elif len(engines) == 1:
-        parts = [_summary(engines), _slowest(reference, most), *_remarks(engines)]
+        slowest = Table.of(
+            "",
+            sorted(reference.layers, key=lambda layer: -layer.milliseconds)[:most],
+            Column("layer", _layer_text),
+            Column("ms", lambda layer: ms_text(layer.milliseconds), RIGHT),
+            Column("precision", _precision_text),
+            Column("kernel", lambda layer: layer.op_type),
+        )
+        parts += [_counts(engines), slowest.text, *remarks]
     else:
         engines = sorted(engines, key=lambda engine: (engine is not reference, engine.milliseconds))
         compared = [compare(reference, engine) for engine in engines[1:]]
-        parts = [
-            _summary(engines),
-            *(part for between in compared for part in _difference(between, most)),
-            *_remarks(engines),
-            *("\n".join(sentences(between)) for between in compared),
-        ]
-    parts = [*_of_search(search), *parts]
+        parts.append(_counts(engines))
+        for between in compared:
+            parts += [_differences(between, most), _unfused(between.tuned), _matching(between)]
+        parts += [*remarks, *("\n".join(sentences(between)) for between in compared)]
     return "\n".join(plain(line) for line in "\n\n".join(filter(None, parts)).split("\n"))
-
-
-def _of_search(search: SearchResult | None) -> list[str]:
-    """The reason of an unchanged model with its candidates; else the steps that a search did not reach."""
-    if search is None:
-        return []
-    if not search.unchanged:
-        return [f"{search.cut_short[:1].upper()}{search.cut_short[1:]}." if search.cut_short else ""]
-    return [f"Unchanged:\n{search.reason}", *map(section_text, candidates_section(search))]
-
-
-def _difference(between: EngineComparison, most: int) -> list[str]:
-    return [_differences(between, most), _unfused(between.tuned), _matching(between)]
-
-
-def _remarks(engines: Sequence[ExplainedEngine]) -> list[str]:
-    """The gain of each correction in the searches that made these engines, and their notes."""
-    tables = [gains_table(engine.corrections) for engine in engines]
-    notes = dict.fromkeys(f"note: {note}" for engine in engines for note in engine.notes)
-    return [*(f"{table.title}\n{table.text}" for table in tables if table.rows), "\n".join(notes)]
 
 
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def _counted(count: Callable[[ExplainedEngine], Sequence[LayerTime]]) -> Callable[[ExplainedEngine], str]:
-    """The number of layers, with their share of the time."""
+def _counts(engines: Sequence[ExplainedEngine]) -> str:
+    """Times and counts of kernels, with the share of the time; without times the heavy operators in float."""
 
-    def cell(engine: ExplainedEngine) -> str:
-        layers = count(engine)
+    def counted(engine: ExplainedEngine, layers: Sequence[LayerTime]) -> str:
         spent = sum(layer.milliseconds for layer in layers)
         share = f" ({share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
         return f"{len(layers)}{share}"
 
-    return cell
-
-
-_Fact: TypeAlias = tuple[str, Callable[[ExplainedEngine], str]]
-_COUNTS: tuple[_Fact, ...] = (
-    ("kernels", _counted(lambda engine: engine.kernels)),
-    ("integer kernels", _counted(lambda engine: engine.integer)),
-    ("integer kernels that write floats", _counted(lambda engine: engine.float_writers)),
-    ("Q/DQ not fused", _counted(lambda engine: engine.unfused_pairs)),
-    ("changes of type or layout", _counted(lambda engine: engine.conversions)),
-)
-_FACTS: tuple[_Fact, ...] = (
-    ("end to end, median ms", lambda engine: known(ms_text, engine.end_to_end_ms) or "-"),
-    ("sum of layers, ms", lambda engine: ms_text(engine.sum_ms)),
-    *_COUNTS,
-)
-
-
-def _kernel_counts(engines: Sequence[ExplainedEngine]) -> str:
-    """The counts of `_summary` without times, and the heavy operators in float."""
-    heavy = [engine.heavy.values() for engine in engines]
-    floats = ("heavy operators in float", *(f"{len(each) - sum(each)} of {len(each)}" for each in heavy))
-    return _beside(("",), [*_fact_rows(_COUNTS, engines), floats], engines)
+    timed, rows = all(engine.timed for engine in engines), list[tuple[str, ...]]()
+    if timed:
+        whole = (known(ms_text, engine.end_to_end_ms) or "-" for engine in engines)
+        rows.append(("end to end, median ms", *whole))
+        rows.append(("sum of layers, ms", *(ms_text(engine.sum_ms) for engine in engines)))
+    for title, layers in (
+        ("kernels", [engine.kernels for engine in engines]),
+        ("integer kernels", [engine.integer for engine in engines]),
+        ("integer kernels that write floats", [engine.float_writers for engine in engines]),
+        ("Q/DQ not fused", [engine.unfused_pairs for engine in engines]),
+        ("changes of type or layout", [engine.conversions for engine in engines]),
+    ):
+        rows.append((title, *map(counted, engines, layers)))
+    if not timed:
+        heavy = [engine.heavy.values() for engine in engines]
+        rows.append(("heavy operators in float", *(f"{len(one) - sum(one)} of {len(one)}" for one in heavy)))
+    return _beside(("",), rows, engines)
 
 
 def _kinds(engines: Sequence[ExplainedEngine]) -> str:
@@ -143,7 +125,15 @@ def _kinds(engines: Sequence[ExplainedEngine]) -> str:
     Where a runtime has several places, there is one row for each kind, place and type of computation.
     """
     if any(layer.place for engine in engines for layer in engine.layers):
-        return _kinds_by_place(engines)
+        placed = [
+            Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
+            for engine in engines
+        ]
+        total: Counter[tuple[str, str, str]] = sum(placed, Counter())
+        found = [
+            (*map(plain, row), *(str(one[row] or "-") for one in placed)) for row, _ in total.most_common()
+        ]
+        return _beside(("kernels of kind", "place", "type"), found, engines)
     every = [Counter(layer.op_type for layer in engine.kernels) for engine in engines]
     integer = [Counter(layer.op_type for layer in engine.integer) for engine in engines]
     rows = []
@@ -151,37 +141,6 @@ def _kinds(engines: Sequence[ExplainedEngine]) -> str:
         counts = [(one[kind], narrow[kind]) for one, narrow in zip(every, integer, strict=True)]
         rows.append((plain(kind), *(f"{n} ({narrow} integer)" if narrow else str(n) for n, narrow in counts)))
     return _beside(("kernels of kind",), rows, engines)
-
-
-def _kinds_by_place(engines: Sequence[ExplainedEngine]) -> str:
-    every = [
-        Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
-        for engine in engines
-    ]
-    total: Counter[tuple[str, str, str]] = sum(every, Counter())
-    rows = [(*map(plain, row), *(str(one[row] or "-") for one in every)) for row, _ in total.most_common()]
-    return _beside(("kernels of kind", "place", "type"), rows, engines)
-
-
-def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
-    """The pairs that are kernels of their own, the heavy operators in float if not all are, and advice."""
-    floats = [node for node, integer in engine.heavy.items() if not integer]
-    lines = [f"  {short_place(node, _NAME_WIDTH)}" for node in floats[:most]]
-    hidden = len(floats) - most
-    if not engine.integer:
-        lines = []
-    elif hidden > 0:
-        lines.append(f"  and {hidden} more")
-    title = f"Heavy operators that stayed in float in {engine.name}:"
-    return [_unfused(engine), "\n".join([title, *lines]) if lines else "", "\n".join(advice(engine))]
-
-
-def _summary(engines: Sequence[ExplainedEngine]) -> str:
-    return _beside(("",), _fact_rows(_FACTS, engines), engines)
-
-
-def _fact_rows(facts: Sequence[_Fact], engines: Sequence[ExplainedEngine]) -> list[tuple[str, ...]]:
-    return [(title, *(cell(engine) for engine in engines)) for title, cell in facts]
 
 
 def _beside(
@@ -193,15 +152,16 @@ def _beside(
     return Table("", heads, tuple(rows), align).text
 
 
-def _slowest(engine: ExplainedEngine, most: int) -> str:
-    return Table.of(
-        "",
-        sorted(engine.layers, key=lambda layer: -layer.milliseconds)[:most],
-        Column("layer", _layer_text),
-        Column("ms", lambda layer: ms_text(layer.milliseconds), RIGHT),
-        Column("precision", _precision_text),
-        Column("kernel", lambda layer: layer.op_type),
-    ).text
+def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
+    """The pairs that are kernels of their own, the heavy operators in float if not all are, and advice."""
+    floats = [node for node, integer in engine.heavy.items() if not integer]
+    parts = [_unfused(engine)]
+    if engine.integer and floats:
+        lines = [f"Heavy operators that stayed in float in {engine.name}:"]
+        lines += [f"  {short_place(node, _NAME_WIDTH)}" for node in floats[:most]]
+        lines += [f"  and {len(floats) - most} more"] if len(floats) > most else []
+        parts.append("\n".join(lines))
+    return [*parts, "\n".join(advice(engine))]
 
 
 def _differences(comparison: EngineComparison, most: int) -> str:
@@ -297,11 +257,16 @@ def verdict(comparison: EngineComparison) -> str:
     speedup = theirs.speedup
     interval = "" if speedup is None or speedup.low == speedup.high else f"95 %: {interval_text(speedup)}"
     bounds = theirs.proved or (interval and f" ({interval})")
+    factor = (
+        f"{ratio_text(ours.milliseconds / theirs.milliseconds)} times"
+        if theirs.milliseconds
+        else "many times"
+    )
     times = f"{after} against {before} ms {how}"
     if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
         return f"{theirs.name} is as fast as {ours.name}{bounds}: {times}."
     if comparison.ratio < 1:
-        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}{bounds}: {times}."
+        return f"{theirs.name} is {factor} as fast as {ours.name}{bounds}: {times}."
     more = percent_text(comparison.ratio - 1).lstrip("+")
     speed = theirs.proved or (interval and f" ({interval} times as fast)")
     return f"{theirs.name} is {more} slower than {ours.name}{speed}: {times}."
@@ -321,9 +286,11 @@ def reasons(comparison: EngineComparison) -> list[str]:
     sentences = [f"By layer, in one profile of each, {text}."]
     left = theirs.left_in_float
     if left and theirs.integer:
+        cost = math.fsum(layer.milliseconds for layer in left)
+        share = f" ({ms_text(cost)} ms, {share_text(cost / theirs.sum_ms)})" if theirs.sum_ms else ""
         sentences.append(
             f"{count_text(len(left), 'kernel')} with quantized inputs {'does' if len(left) == 1 else 'do'} not "
-            f"compute in integers{_cost(left, theirs)}: {_names(left)}."
+            f"compute in integers{share}: {_names(left)}."
         )
     for what, changed in (
         ("run as more kernels than before", [row for row in rows if row.lost_fusion]),
@@ -374,61 +341,40 @@ def advice(engine: ExplainedEngine) -> list[str]:
 
 
 def caveat(comparison: EngineComparison) -> str:
-    """The reliability of the sums of layers."""
-    engine = comparison.tuned
-    if engine.end_to_end_ms is None or not engine.end_to_end_ms:
+    """The reliability of the sums of layers; that they differ by another factor than the measured speed-up."""
+    ours, theirs = comparison.reference, comparison.tuned
+    if not theirs.end_to_end_ms:
         return "No end-to-end time is known: sums of layers show where the time is spent, and prove no gain."
-    over, outside = engine.sum_ms / engine.end_to_end_ms - 1, _beyond_speedup(comparison)
-    if outside or over < _SAME:
-        return outside
+    speedup, sums = theirs.speedup, f"{ms_text(theirs.sum_ms)} against {ms_text(ours.sum_ms)} ms"
+    if speedup is not None and not comparison.decided_by_sum and theirs.sum_ms:
+        factor, is_single = ours.sum_ms / theirs.sum_ms, speedup.low == speedup.high  # of one race
+        agrees = speedup.low <= factor <= speedup.high
+        if not (agrees or (is_single and abs(factor / speedup.median - 1) < 0.05)):
+            measured = f"not the {ratio_text(speedup.median)} of one race"
+            if not is_single:
+                interval = interval_text(speedup)
+                measured = f"outside the interval of the measured {ratio_text(speedup.median)} ({interval})"
+            by_kernels, end_to_end = (
+                f"{'+' if ms > 0 else '-'}{ms_text(abs(ms))} ms"
+                for ms in (theirs.sum_ms - ours.sum_ms, theirs.milliseconds - ours.milliseconds)
+            )
+            return (
+                f"Kernel times are of other runs, one profile of each model: by their sums, {sums}, {theirs.name} is "
+                f"{ratio_text(factor)} times as fast, {measured}. Kernels differ by {by_kernels}, end to end by "
+                f"{end_to_end}: kernel times show where the time is spent, not how much."
+            )
+    over = theirs.sum_ms / theirs.end_to_end_ms - 1
+    if over < _SAME:
+        return ""
     return (
-        f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end "
-        f"to end, "
+        f"The layers of {theirs.name} add up to {ms_text(theirs.sum_ms)} ms, {share_text(over)} more than end to end, "
         "because a profiler prevents overlap: they show where the time is spent, not how much."
     )
-
-
-def _beyond_speedup(comparison: EngineComparison) -> str:
-    """That the sums of kernel times differ by another factor than the measured speed-up; empty if they agree."""
-    ours, theirs = comparison.reference, comparison.tuned
-    speedup = theirs.speedup
-    if speedup is None or comparison.decided_by_sum or not theirs.sum_ms:
-        return ""
-    factor = ours.sum_ms / theirs.sum_ms
-    is_single = speedup.low == speedup.high  # of one race
-    if speedup.low <= factor <= speedup.high or (is_single and abs(factor / speedup.median - 1) < 0.05):
-        return ""
-    measured = f"not the {ratio_text(speedup.median)} of one race"
-    if not is_single:
-        measured = (
-            f"outside the interval of the measured {ratio_text(speedup.median)} ({interval_text(speedup)})"
-        )
-    of_kernels = theirs.sum_ms - ours.sum_ms
-    end_to_end = theirs.milliseconds - ours.milliseconds
-    return (
-        f"Kernel times are of other runs, one profile of each model: by their sums, {ms_text(theirs.sum_ms)} against "
-        f"{ms_text(ours.sum_ms)} ms, {theirs.name} is {ratio_text(factor)} times as fast, {measured}. "
-        f"Kernels differ by {_signed(of_kernels)} ms, end to end by {_signed(end_to_end)} ms: "
-        "kernel times show where the time is spent, not how much."
-    )
-
-
-def _signed(milliseconds: float) -> str:
-    return f"{'+' if milliseconds > 0 else '-'}{ms_text(abs(milliseconds))}"
-
-
-def _cost(layers: Sequence[LayerTime], engine: ExplainedEngine) -> str:
-    spent = math.fsum(layer.milliseconds for layer in layers)
-    return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
 
 
 def _names(layers: Sequence[LayerTime]) -> str:
     names = [short_place(nodes_text(layer.nodes), _NAME_WIDTH) for layer in layers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-
-
-def _times(slow: ExplainedEngine, fast: ExplainedEngine) -> str:
-    return f"{ratio_text(slow.milliseconds / fast.milliseconds)} times" if fast.milliseconds else "many times"
 
 
 # ---- JSON ---------------------------------------------------------------------------------------

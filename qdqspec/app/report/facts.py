@@ -44,9 +44,7 @@ from qdqspec.types import (
     ERROR_TITLE,
     BlockError,
     CaseRecord,
-    CheckResult,
     CorrectionGain,
-    Coverage,
     Evidence,
     FrontPoint,
     Interval,
@@ -71,13 +69,6 @@ ROLES = {
     "float16": "reference in float16",
     "float32": "reference in float32",
 }
-_UTC = re.compile(r"(Z|\+00:00)$")
-_BASELINE_STATES = {
-    "written": ", written by this run",
-    "missing": ", none for this device",
-    "unlike": ", not compared with",
-    "damaged": ", damaged",
-}
 
 
 # ---- of a run ------------------------------------------------------------------------------------
@@ -91,7 +82,7 @@ def run_line(record: RunRecord) -> str:
     parts += [f"{words['FAIL']} failed"] if words["FAIL"] else []
     parts += [count_text(words["WARN"], "warning")] if words["WARN"] else []
     parts += [f"{words['inconclusive']} inconclusive"] if words["inconclusive"] else []
-    when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
+    when = plain(re.sub(r"(Z|\+00:00)$", " UTC", record.started.replace("T", " ")), 40)
     return f"{', '.join(parts)}. {when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
 
 
@@ -108,38 +99,31 @@ def summary(record: RunRecord) -> Table:
 # ---- of a case -----------------------------------------------------------------------------------
 
 
-def _gain_line(case: CaseRecord) -> str:
-    """The result of the case in one sentence."""
-    found, latency = case.evidence, case.evidence.latency
-    if found.status in ("unchanged", "untimed", "skipped"):
-        return f"{found.status.capitalize()}: {plain(found.reason, 3 * LONG)}."
-    if latency is None or "tuned" not in latency.samples:
-        return "No latency was measured."
-    before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
-    return (
-        f"{ratio_text(latency.speedup.median)}x as fast as the reference"
-        f"{proved_text(latency, found.min_gain)}: {before} ms to {after} ms."
-    )
-
-
 def lead_lines(case: CaseRecord) -> list[str]:
-    """The title of the case, its result in one sentence, and the source of results of earlier runs."""
-    older = provenance_text(case)
+    """The title of the case, its result in one sentence, the steps that its search did not reach before its limit, and
+    the source of results of earlier runs.
+    """
+    found, latency, search = case.evidence, case.evidence.latency, case.evidence.search
+    cut_short = ""
+    if found.status in ("unchanged", "untimed", "skipped"):
+        gain = f"{found.status.capitalize()}: {plain(found.reason, 3 * LONG)}."
+    elif latency is None or "tuned" not in latency.samples:
+        gain = "No latency was measured."
+    else:
+        before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
+        gain = (
+            f"{ratio_text(latency.speedup.median)}x as fast as the reference"
+            f"{proved_text(latency, found.min_gain)}: {before} ms to {after} ms."
+        )
+    if search is not None and found.status != "unchanged":  # whose reason has it
+        cut_short = plain(search.cut_short, LONG)
+    sentences = (cut_short, provenance_text(case))
     lines = [
-        plain(case.evidence.case.title, LONG),
-        _gain_line(case),
-        _cut_short_line(case.evidence),
-        f"{older.capitalize()}." if older else "",
+        plain(found.case.title, LONG),
+        gain,
+        *(f"{one[:1].upper()}{one[1:]}." for one in sentences if one),
     ]
     return [line for line in lines if line]
-
-
-def _cut_short_line(found: Evidence) -> str:
-    """The steps that a search did not reach before its limit; the reason of an unchanged model has it."""
-    if found.search is None or found.status == "unchanged":
-        return ""
-    text = plain(found.search.cut_short, LONG)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def checks_table(case: CaseRecord) -> Table:
@@ -155,13 +139,15 @@ def checks_table(case: CaseRecord) -> Table:
 
 def advice_rows(case: CaseRecord) -> list[tuple[str, str]]:
     """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
-    named = ((plain(result.id, 60), plain(_advice(result), LONG)) for result in case.results)
-    return [(name, text) for name, text in named if text]
-
-
-def _advice(result: CheckResult) -> str:
-    errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
-    return "; ".join(line.strip() for line in errors[0].splitlines()) if errors else result.verdict.advice
+    rows = []
+    for result in case.results:
+        errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
+        text = result.verdict.advice
+        if errors:
+            text = "; ".join(line.strip() for line in errors[0].splitlines())
+        if text := plain(text, LONG):
+            rows.append((plain(result.id, 60), text))
+    return rows
 
 
 def case_facts(case: CaseRecord) -> list[tuple[str, str]]:
@@ -195,7 +181,12 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
     if search.ended:
         facts.append(("end", plain(search.ended)))
     if coverage := search.coverage:
-        facts.append(("covered", _coverage_text(coverage)))
+        text = (
+            f"{share_text(coverage.share)} of {coverage.multiplications / 1e6:,.1f} million multiplications"
+        )
+        if coverage.kernels:
+            text += f", {coverage.conversions} of {count_text(coverage.kernels, 'kernel')} only convert"
+        facts.append(("covered", f"{text}; nothing was timed"))
     if search.float_runs:
         facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
     facts.append(("model structure", structure))
@@ -210,14 +201,6 @@ def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
     return [*facts, ("scheme", plain(search.winner.digest))]
 
 
-def _coverage_text(coverage: Coverage) -> str:
-    """``96.1 % of 387 million multiplications, 12 of 49 kernels only convert; nothing was timed``."""
-    text = f"{share_text(coverage.share)} of {coverage.multiplications / 1e6:,.1f} million multiplications"
-    if coverage.kernels:
-        text += f", {coverage.conversions} of {count_text(coverage.kernels, 'kernel')} only convert"
-    return f"{text}; nothing was timed"
-
-
 # ---- tables of a case ----------------------------------------------------------------------------
 
 
@@ -229,8 +212,22 @@ def case_tables(found: Evidence) -> list[Table]:
         *([latency_table(latency)] if latency else []),
         *([_parity_table(found.parity, search)] if found.parity else []),
         ops_table(found),
-        _accuracy_table(found),
-        _figures_table(found),
+        Table.of(
+            "Accuracy",
+            found.accuracy.items(),
+            Column("metric", lambda row: plain(row[0])),
+            Column("reference", lambda row: f"{row[1].reference:.4g}", RIGHT),
+            Column("tuned", lambda row: f"{row[1].tuned:.4g}", RIGHT),
+            Column("change", lambda row: f"{row[1].tuned - row[1].reference:+.2g}", RIGHT),
+            Column("samples", lambda row: str(row[1].samples), RIGHT),
+        ),
+        Table.of(  # that checks measured themselves
+            "Figures of checks",
+            [(key, *figure) for key, figures in found.figures.items() for figure in figures.items()],
+            Column("measured", lambda row: plain(row[0])),
+            Column("figure", lambda row: plain(row[1])),
+            Column("value", lambda row: f"{row[2]:.6g}", RIGHT),
+        ),
         *([gains_table(search.corrections), _front_table(search), errors_table(search)] if search else []),
         *(_baseline_table(name, seen) for name, seen in found.regression.items()),
     ]
@@ -327,11 +324,6 @@ def pairs_table(found: Evidence) -> Table:
 
 def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
     """Each output's parity, the worst first."""
-    limit = f"; SQNR limit: {limit_text(search.limits).replace(' (', ', ').rstrip(')')}" if search else ""
-    steps: list[Column[TensorParity]] = []
-    if parity.quantization and parity.runtime:
-        for title, step in (("by quantization dB", parity.quantization), ("by runtime dB", parity.runtime)):
-            steps.append(Column(title, _step_text(step), RIGHT))
 
     def figure(text: Callable[[TensorParity], str]) -> Callable[[TensorParity], str]:
         return lambda out: text(out) if out.compared and out.matches else ""
@@ -345,8 +337,14 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
         worst = out.far_slice()
         return "" if worst is None else f"{db_text(worst.sqnr_db)} ({slice_text(worst)})"
 
-    slices = [Column("worst slice dB", slice_db, RIGHT)] if any(map(slice_db, parity.outputs)) else []
+    def step(title: str, outputs: Sequence[TensorParity]) -> Column[TensorParity]:
+        texts = {out.name: db_text(out.sqnr_db) for out in outputs}
+        return Column(title, lambda out: texts.get(out.name, ""), RIGHT)
 
+    more = [Column("worst slice dB", slice_db, RIGHT)] if any(map(slice_db, parity.outputs)) else []
+    if parity.quantization and parity.runtime:
+        more += [step("by quantization dB", parity.quantization), step("by runtime dB", parity.runtime)]
+    limit = f"; SQNR limit: {limit_text(search.limits).replace(' (', ', ').rstrip(')')}" if search else ""
     by = f", computed by {parity.computed_by} as ONNX defines both models" if parity.computed_by else ""
     return Table.of(
         f"Parity with the reference ({count_text(parity.samples, 'input')} of {plain(parity.data)} data{by}{limit})",
@@ -356,14 +354,8 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
         Column("cosine", figure(lambda out: "" if out.is_single else f"{out.cosine:.5f}"), RIGHT),
         Column("max difference", figure(lambda out: f"{out.max_abs:.3g}"), RIGHT),
         Column("in 8-bit steps", figure(lambda out: f"{out.max_steps:.3g}"), RIGHT),
-        *slices,
-        *steps,
+        *more,
     )
-
-
-def _step_text(outputs: Sequence[TensorParity]) -> Callable[[TensorParity], str]:
-    texts = {out.name: db_text(out.sqnr_db) for out in outputs}
-    return lambda out: texts.get(out.name, "")
 
 
 def gains_table(gains: Sequence[CorrectionGain]) -> Table:
@@ -376,29 +368,6 @@ def gains_table(gains: Sequence[CorrectionGain]) -> Table:
         Column("after dB", lambda gain: db_text(gain.after_db), RIGHT),
         Column("changed", lambda gain: str(gain.changed), RIGHT),
         Column("", lambda gain: "applied" if gain.taken else "not applied"),
-    )
-
-
-def _accuracy_table(found: Evidence) -> Table:
-    return Table.of(
-        "Accuracy",
-        found.accuracy.items(),
-        Column("metric", lambda row: plain(row[0])),
-        Column("reference", lambda row: f"{row[1].reference:.4g}", RIGHT),
-        Column("tuned", lambda row: f"{row[1].tuned:.4g}", RIGHT),
-        Column("change", lambda row: f"{row[1].tuned - row[1].reference:+.2g}", RIGHT),
-        Column("samples", lambda row: str(row[1].samples), RIGHT),
-    )
-
-
-def _figures_table(found: Evidence) -> Table:
-    """The figures that checks measured themselves."""
-    return Table.of(
-        "Figures of checks",
-        [(key, *figure) for key, figures in found.figures.items() for figure in figures.items()],
-        Column("measured", lambda row: plain(row[0])),
-        Column("figure", lambda row: plain(row[1])),
-        Column("value", lambda row: f"{row[2]:.6g}", RIGHT),
     )
 
 
@@ -474,16 +443,21 @@ def _baseline_table(name: str, seen: RegressionEvidence) -> Table:
     for figure in seen.elsewhere:
         device = f"{plain(figure.device, 60)} {day_text(figure.recorded)}".rstrip()
         rows.append((device, figure.ratio, "", "another device"))
-
-    def bounds(ratio: Interval) -> str:
-        return "" if ratio.low == ratio.high else f"{ratio.low:.3f} to {ratio.high:.3f}"
-
+    states = {
+        "written": ", written by this run",
+        "missing": ", none for this device",
+        "unlike": ", not compared with",
+        "damaged": ", damaged",
+    }
     return Table.of(
-        f"Baseline of {plain(name, 40)} ({plain(seen.file, 100)}{_BASELINE_STATES.get(seen.state, '')})",
+        f"Baseline of {plain(name, 40)} ({plain(seen.file, 100)}{states.get(seen.state, '')})",
         rows,
         Column("recorded", lambda row: row[0]),
         Column("tuned / reference", lambda row: f"{row[1].median:.3f}", RIGHT),
-        Column("95 % interval", lambda row: bounds(row[1])),
+        Column(
+            "95 % interval",
+            lambda row: "" if row[1].low == row[1].high else f"{row[1].low:.3f} to {row[1].high:.3f}",
+        ),
         Column("change", lambda row: row[2], RIGHT),
         Column("differences from the baseline", lambda row: plain(row[3], LONG)),
     )

@@ -21,7 +21,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
@@ -86,23 +86,18 @@ _Record = TypeVar("_Record")
 
 def written(record: type[DataclassInstance], *without: str) -> Callable[[_Part], _Part]:
     """A class decorator: the object has the fields of a record too, except those in ``without``."""
-    kinds = get_type_hints(record)
-    own: dict[str, Any] = {
-        each.name: (kinds[each.name], _default(each))
-        for each in fields(record)
-        if each.init and each.name not in without
-    }
+    kinds, own = get_type_hints(record), dict[str, Any]()
+    for each in fields(record):
+        default: Any = ... if each.default is MISSING else each.default
+        if each.default_factory is not MISSING:
+            default = ModelField(default_factory=each.default_factory)
+        if each.init and each.name not in without:
+            own[each.name] = (kinds[each.name], default)
 
     def decorate(part: _Part) -> _Part:
         return cast("_Part", create_model(part.__name__, __base__=part, __doc__=part.__doc__, **own))
 
     return decorate
-
-
-def _default(each: Field[Any]) -> Any:
-    if each.default_factory is not MISSING:
-        return ModelField(default_factory=each.default_factory)
-    return ... if each.default is MISSING else each.default
 
 
 def _digest(placement: object) -> object:
@@ -317,6 +312,16 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
     ops: dict[str, tuple[str, ...]] = {}
     for node, op_type in found.node_ops.items():
         ops[op_type] = (*ops.get(op_type, ()), node)
+    pairs = found.pairs
+    if not pairs and search is not None:  # without scales if the scales were not requested
+        sites = sorted(search.winner.sites, key=lambda site: (site.tensor, site.consumers))
+        pairs = tuple(PlacedPair(site=site, scale=(), zero_point=()) for site in sites)
+    model, spec = found.case.model, found.case.spec
+    is_below = spec is not None and model.is_relative_to(spec.parent)
+    source = latency or search  # of the times; if none were taken, of the search's result
+    provenance = Provenance() if source is None else source.provenance
+    if found.status == "untimed":
+        provenance = Provenance(source="untimed")
     part = CasePart.model_validate(
         {
             **_fields(CasePart, found.case, found),
@@ -325,7 +330,7 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
             "spec": spec_path(found.case),
             "model": {
                 "sha256": found.model_sha256,
-                "path": _model_path(found.case),
+                "path": model.relative_to(spec.parent).as_posix() if spec and is_below else model.name,
                 "nodes": found.model_nodes,
             },
             "scheme": search and {"digest": search.winner.digest},
@@ -341,25 +346,16 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
             "trials": search and {**_fields(TrialsPart, search), "list": search.trials},
             "regions": search and {"count": search.regions},
             "patterns": search and {"count": search.patterns},
-            "placement": tuple(_fields(PairPart, pair.site, pair) for pair in _pairs(found)),
+            "placement": tuple(_fields(PairPart, pair.site, pair) for pair in pairs),
             "ops": ops,
             "checks": tuple(
                 {**_fields(CheckPart, result.verdict, result), "verdict": result.verdict.outcome}
                 for result in record.results
             ),
-            "provenance": _provenance(found),
+            "provenance": provenance,
         }
     )
     return _redacted(_data(part), found)
-
-
-def _provenance(found: Evidence) -> Provenance:
-    """The source of the times; if none were taken, of the search's result."""
-    if found.status == "untimed":
-        return Provenance(source="untimed")
-    if found.latency is not None:
-        return found.latency.provenance
-    return Provenance() if found.search is None else found.search.provenance
 
 
 def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:
@@ -381,20 +377,6 @@ def _fields(part: type[RecordPart], *records: object) -> dict[str, Any]:
     """The values of the fields that these records have by the same name, the last one's first."""
     names = part.model_fields
     return {name: getattr(each, name) for each in records for name in names if hasattr(each, name)}
-
-
-def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
-    """The pairs of the selected model; without scales if the scales were not requested."""
-    if found.pairs or found.search is None:
-        return found.pairs
-    sites = sorted(found.search.winner.sites, key=lambda site: (site.tensor, site.consumers))
-    return tuple(PlacedPair(site=site, scale=(), zero_point=()) for site in sites)
-
-
-def _model_path(case: Case) -> str:
-    if case.spec is not None and case.model.is_relative_to(case.spec.parent):
-        return case.model.relative_to(case.spec.parent).as_posix()
-    return case.model.name
 
 
 def _redacted(data: dict[str, Any], evidence: Evidence | None) -> dict[str, Any]:
@@ -509,13 +491,26 @@ def _case_from_part(part: CasePart) -> CaseRecord:
     spec = Path(part.spec) if part.spec is not None else None
     model = Path(part.model.path) if spec is None else spec.parent / part.model.path
     pairs = tuple(record_of(PlacedPair, pair, site=record_of(Site, pair)) for pair in part.placement)
+    search = None
+    if part.search is not None and part.trials is not None:
+        search = record_of(
+            SearchResult,
+            part.search,
+            winner=Placement(sites=frozenset(pair.site for pair in pairs)),
+            trials=tuple(
+                record_of(Trial, trial, placement=Placement.of_digest(trial.placement))
+                for trial in part.trials.list
+            ),
+            regions=part.regions.count if part.regions else 0,
+            patterns=part.patterns.count if part.patterns else 0,
+        )
     evidence = record_of(
         Evidence,
         part,
         case=Case(id=part.id, model=model, spec=spec, title=part.title, tags=part.tags, matrix=part.matrix),
         model_sha256=part.model.sha256,
         model_nodes=part.model.nodes,
-        search=_search_result(part, pairs),
+        search=search,
         pairs=pairs,
         latency=_latency_evidence(part),
         parity=None if part.parity is None else record_of(ParityEvidence, part.parity),
@@ -527,22 +522,6 @@ def _case_from_part(part: CasePart) -> CaseRecord:
         for check in part.checks
     )
     return CaseRecord(evidence=evidence, results=results)
-
-
-def _search_result(part: CasePart, pairs: tuple[PlacedPair, ...]) -> SearchResult | None:
-    if part.search is None or part.trials is None:
-        return None
-    return record_of(
-        SearchResult,
-        part.search,
-        winner=Placement(sites=frozenset(pair.site for pair in pairs)),
-        trials=tuple(
-            record_of(Trial, trial, placement=Placement.of_digest(trial.placement))
-            for trial in part.trials.list
-        ),
-        regions=part.regions.count if part.regions else 0,
-        patterns=part.patterns.count if part.patterns else 0,
-    )
 
 
 def _latency_evidence(part: CasePart) -> LatencyEvidence | None:

@@ -39,7 +39,6 @@ from qdqspec.types import (
 
 RIGHT = "right"
 _NAME_WIDTH = 44
-_NAMED_VERDICTS = 2
 _NAMED_CASES = 4  # with one limit
 
 _Row = TypeVar("_Row")
@@ -135,25 +134,78 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
 
 def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
     """The columns with a value in some case; the backend is a column only if the measured cases differ in it."""
-    names = {id(case): plain(name, _NAME_WIDTH) for case, name in named_cases(cases)}
     several = len({case.evidence.target for case in cases if not case.evidence.skipped}) > 1
-    columns: list[Column[CaseRecord]] = [
-        Column("case", lambda case: names[id(case)]),
-        Column("backend", lambda case: plain(case.evidence.target, 24) if several else "", rank=4),
-        Column("ref ms", lambda case: _median_ms(case, "reference"), RIGHT, rank=2),
-        Column("tuned ms", lambda case: _median_ms(case, "tuned"), RIGHT, rank=2),
-        Column("speed-up", _speedup_text),
-        Column("covered", _coverage_text, RIGHT, rank=4),
-        Column("SQNR dB", _sqnr_text, RIGHT, rank=1),
-        Column("accuracy", _accuracy_text, RIGHT, rank=3),
-        Column("figures", _figures_text, RIGHT, rank=7),
-        Column("built", _built_text, RIGHT, rank=6),
-        Column(
-            "pairs", lambda case: known(lambda s: str(s.winner.pairs), case.evidence.search), RIGHT, rank=5
-        ),
-        Column("checks", _verdicts_text),
+    cells = {id(case): _cells(case, plain(name, _NAME_WIDTH)) for case, name in named_cases(cases)}
+    if not several:
+        cells = {key: {**own, "backend": ""} for key, own in cells.items()}
+
+    def column(title: str, align: str = "left", rank: int = 0) -> Column[CaseRecord]:
+        return Column(title, lambda case: cells[id(case)][title], align, rank)
+
+    columns = [
+        column("case"),
+        column("backend", rank=4),
+        column("ref ms", RIGHT, 2),
+        column("tuned ms", RIGHT, 2),
+        column("speed-up"),
+        column("covered", RIGHT, 4),
+        column("SQNR dB", RIGHT, 1),
+        column("accuracy", RIGHT, 3),
+        column("figures", RIGHT, 7),
+        column("built", RIGHT, 6),
+        column("pairs", RIGHT, 5),
+        column("checks"),
     ]
-    return [column for column in columns if any(map(column.cell, cases))]
+    return [one for one in columns if any(map(one.cell, cases))]
+
+
+def _cells(case: CaseRecord, name: str) -> dict[str, str]:
+    """The row of a case by column; a value that is not known is empty.
+
+    An SQNR below its limit has the limit: ``7.9 < 20``. Of the candidates, those that were built are counted, out of
+    all if some failed. One or two checks that did not pass are named, more of them and the others are counted.
+    """
+    found, search, parity = case.evidence, case.evidence.search, case.evidence.parity
+    latency, final = found.latency, latency_of(found)
+    times = {role: ms_text(final.median_ms(role)) for role in final.samples} if final is not None else {}
+    speedup = sqnr = ""
+    if found.status in ("unchanged", "untimed", "skipped"):
+        speedup = found.status
+    elif latency is not None and "tuned" in latency.samples:
+        speedup = f"{ratio_text(latency.speedup.median)}x{proved_text(latency, found.min_gain)}"
+    if parity is not None and parity.outputs:
+        limit = _missed_limit(case)
+        sqnr = db_text(parity.sqnr_db) + ("" if limit is None else f" < {limit:g}")
+        if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
+            sqnr = "not equal"
+    figures = (  # that checks measured themselves
+        f"{plain(key, 16)}.{plain(figure, 16)} {value:.4g}"
+        for key, own in found.figures.items()
+        for figure, value in own.items()
+    )
+    words = [verdict_word(result) for result in case.results]
+    loud = [word for word in ("FAIL", "WARN", "inconclusive") for own in words if own == word]
+    checks = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
+    if len(loud) <= 2:
+        named = zip(case.results, words, strict=True)
+        checks = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
+    checks += [f"{words.count('pass')} passed"] if "pass" in words else []
+    cells = {
+        "case": name,
+        "backend": plain(found.target, 24),
+        "ref ms": times.get("reference", ""),
+        "tuned ms": times.get("tuned", ""),
+        "speed-up": speedup,
+        "SQNR dB": sqnr,
+        "accuracy": ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in found.metrics.items()),
+        "figures": ", ".join(figures),
+        "checks": ", ".join(checks),
+    }
+    if search is None:
+        return {**cells, "covered": "", "built": "", "pairs": ""}
+    built = f"{search.built} of {search.total}" if search.failed else str(search.built)
+    covered = known(lambda coverage: share_text(coverage.share), search.coverage)
+    return {**cells, "covered": covered, "built": built, "pairs": str(search.winner.pairs)}
 
 
 def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:
@@ -164,21 +216,20 @@ def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:
     """
     specs: dict[str, list[Path | None]] = {}
     for case in (record.evidence.case for record in cases):
-        known = specs.setdefault(case.name, [])
-        known += [case.spec] if case.spec not in known else []
-    return [
-        (record, _distinct_name(record.evidence.case, specs[record.evidence.case.name])) for record in cases
-    ]
-
-
-def _distinct_name(case: Case, specs: Sequence[Path | None]) -> str:
-    if len(specs) == 1:
-        return case.name
-    folder = PurePosixPath(spec_path(case) or "").parent
-    if folder != PurePosixPath():
-        return f"{folder}/{case.name}"
-    number = specs.index(case.spec) + 1
-    return f"{case.name} ({number})" if number > 1 else case.name
+        own = specs.setdefault(case.name, [])
+        own += [case.spec] if case.spec not in own else []
+    named = []
+    for record in cases:
+        case, name = record.evidence.case, record.evidence.case.name
+        if len(specs[name]) > 1:
+            folder = PurePosixPath(spec_path(case) or "").parent
+            number = specs[name].index(case.spec) + 1
+            if folder != PurePosixPath():
+                name = f"{folder}/{name}"
+            elif number > 1:
+                name = f"{name} ({number})"
+        named.append((record, name))
+    return named
 
 
 def spec_path(case: Case) -> str | None:
@@ -196,71 +247,6 @@ def latency_of(found: Evidence) -> LatencyEvidence | None:
     if latency is None or found.status != "unchanged":
         return latency
     return replace(latency, samples={role: own for role, own in latency.samples.items() if role != "tuned"})
-
-
-def _median_ms(case: CaseRecord, role: str) -> str:
-    latency = latency_of(case.evidence)
-    return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
-
-
-def _speedup_text(case: CaseRecord) -> str:
-    """The factor with what is proved of it, ``unchanged``, ``untimed`` or ``skipped``."""
-    if case.evidence.status in ("unchanged", "untimed", "skipped"):
-        return case.evidence.status
-    latency = case.evidence.latency
-    if latency is None or "tuned" not in latency.samples:
-        return ""
-    return f"{ratio_text(latency.speedup.median)}x{proved_text(latency, case.evidence.min_gain)}"
-
-
-def _coverage_text(case: CaseRecord) -> str:
-    """The share of the multiplications in narrow formats, if a placement was selected for it."""
-    search = case.evidence.search
-    return "" if search is None or search.coverage is None else share_text(search.coverage.share)
-
-
-def _sqnr_text(case: CaseRecord) -> str:
-    """The worst output's SQNR in dB; with the limit if it is below: ``7.9 < 20``."""
-    parity, limit = case.evidence.parity, _missed_limit(case)
-    if parity is None or not parity.outputs:
-        return ""
-    if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
-        return "not equal"
-    return db_text(parity.sqnr_db) if limit is None else f"{db_text(parity.sqnr_db)} < {limit:g}"
-
-
-def _accuracy_text(case: CaseRecord) -> str:
-    return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
-
-
-def _figures_text(case: CaseRecord) -> str:
-    """The figures that checks measured themselves: ``mean-shift.largest 0.12``."""
-    return ", ".join(
-        f"{plain(key, 16)}.{plain(name, 16)} {value:.4g}"
-        for key, figures in case.evidence.figures.items()
-        for name, value in figures.items()
-    )
-
-
-def _built_text(case: CaseRecord) -> str:
-    """Number of candidates built; out of how many, if some failed."""
-    search = case.evidence.search
-    if search is None:
-        return ""
-    return f"{search.built} of {search.total}" if search.failed else str(search.built)
-
-
-def _verdicts_text(case: CaseRecord) -> str:
-    """Results of the checks: one or two that did not pass by id, more of them and the others by number."""
-    words = [verdict_word(result) for result in case.results]
-    loud = [word for word in ("FAIL", "WARN", "inconclusive") for found in words if found == word]
-    if len(loud) <= _NAMED_VERDICTS:
-        named = zip(case.results, words, strict=True)
-        parts = [f"{plain(result.id, 16)} {word}" for result, word in named if word != "pass"]
-    else:
-        parts = [f"{loud.count(word)} {word}" for word in dict.fromkeys(loud)]
-    passed = words.count("pass")
-    return ", ".join([*parts, *([f"{passed} passed"] if passed else [])])
 
 
 def verdict_word(result: CheckResult) -> str:
@@ -285,7 +271,15 @@ def _footer_text(record: RunRecord) -> str:
         first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"
     if any(e.latency and e.latency.profiles for e in found):
         first += "; of several shape profiles the weighted geometric mean"
-    return "\n".join([first, *_older_lines(record), *_status_lines(record)])
+    older: dict[tuple[str, str], list[str]] = {}  # the cases and ages of each kind of earlier results
+    for case, name in named_cases(record.cases):
+        source, what, anew = _earlier_results(case)
+        if what:
+            age = seconds_text(source.age_seconds, rough=True)
+            lines = older.setdefault((f"{what} {source.source_text}", anew), [])
+            lines.append(f"{plain(name, _NAME_WIDTH)} ({age} old)")
+    found_before = [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in older.items()]
+    return "\n".join([first, *found_before, *_status_lines(record)])
 
 
 def provenance_text(case: CaseRecord) -> str:
@@ -294,17 +288,6 @@ def provenance_text(case: CaseRecord) -> str:
     return (
         f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
     )
-
-
-def _older_lines(record: RunRecord) -> list[str]:
-    """A line for each kind of earlier results, with the cases and the age of each."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for case, name in named_cases(record.cases):
-        older, what, anew = _earlier_results(case)
-        if what:
-            named = lines.setdefault((f"{what} {older.source_text}", anew), [])
-            named.append(f"{plain(name, _NAME_WIDTH)} ({seconds_text(older.age_seconds, rough=True)} old)")
-    return [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in lines.items()]
 
 
 def _earlier_results(case: CaseRecord) -> tuple[Provenance, str, str]:

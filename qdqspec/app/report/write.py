@@ -7,7 +7,7 @@ workflow commands, lines that the runner reads from the log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ TUNE_SCHEMA_VERSION = 1
 NAME = "github"
 _SUMMARY, _REPOSITORY = "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"
 MOST_ANNOTATIONS = 10  # of each kind that GitHub shows for a step
-_LEVELS = {("error", "fail"): "error", ("warn", "fail"): "warning"}
 
 
 def is_github(path: Path) -> bool:
@@ -37,46 +36,28 @@ def annotation_lines(record: RunRecord, root: Path) -> list[str]:
 
     Paths are relative to the checked-out repository if ``root`` is inside it, else to ``root``.
     """
-    return [*_annotations(record, (Path(os.environ.get(_REPOSITORY) or root), root))][:MOST_ANNOTATIONS]
 
+    def escaped(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
-def _annotations(record: RunRecord, roots: Sequence[Path]) -> Iterator[str]:
+    def value(text: str) -> str:
+        return escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+    roots, levels = (Path(os.environ.get(_REPOSITORY) or root), root), {"error": "error", "warn": "warning"}
+    found = []
     for case in record.cases:
         lines = {check.id: check.line for check in case.evidence.case.checks}
-        spec = case.evidence.case.spec
+        spec, where = case.evidence.case.spec, ""
         for result in case.results:
-            level = _LEVELS.get((result.severity, result.verdict.outcome))
-            if level is None:
+            if result.verdict.outcome != "fail":
                 continue
-            title = _value(f"{case.evidence.case.name}::{result.id}")
-            where = (
-                "" if spec is None else f"file={_value(_near(spec, roots))},line={lines.get(result.id, 1)},"
-            )
-            yield f"::{level} {where}title={title}::{_escaped(plain(result.verdict.headline))}"
-
-
-def append_summary(markdown: bytes) -> None:
-    """Add a page to the job's summary; nothing outside GitHub Actions. Raises `OutputError` if it cannot be written."""
-    path = os.environ.get(_SUMMARY, "")
-    if not path:
-        return
-    try:
-        with Path(path).open("ab") as file:  # other steps write to it too
-            file.write(markdown + b"\n")
-    except OSError as error:
-        raise OutputError(f"the job's summary cannot be written: {error.strerror}", where=path) from None
-
-
-def _near(path: Path, roots: Sequence[Path]) -> str:
-    return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path).as_posix()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _value(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+            if spec is not None:
+                near = next((spec.relative_to(one) for one in roots if spec.is_relative_to(one)), spec)
+                where = f"file={value(near.as_posix())},line={lines.get(result.id, 1)},"
+            title = value(f"{case.evidence.case.name}::{result.id}")
+            text = escaped(plain(result.verdict.headline))
+            found.append(f"::{levels[result.severity]} {where}title={title}::{text}")
+    return found[:MOST_ANNOTATIONS]
 
 
 def format_named(name: str) -> ReportFormat:
@@ -123,39 +104,41 @@ def render(record: RunRecord, path: Path) -> bytes:
 
 
 def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
-    """Write reports; an unknown suffix is rejected before anything is written.
+    """Write reports, that for GitHub to the summary of the job; nothing outside GitHub Actions.
 
-    Raises `OutputError` if a file cannot be written.
+    An unknown suffix is rejected before anything is written. Raises `OutputError` if a file cannot be written.
     """
     rendered = [(path, render(record, path)) for path in paths]
+    summary = os.environ.get(_SUMMARY, "")
     for path, content in rendered:
-        if is_github(path):
-            append_summary(content)
-        else:
-            _write(path, content)
+        if not is_github(path):
+            write_whole(path, content, what="the report", make_folder=True)
+        elif summary:
+            try:
+                with Path(summary).open("ab") as file:  # other steps write to it too
+                    file.write(content + b"\n")
+            except OSError as error:
+                what = f"the job's summary cannot be written: {error.strerror}"
+                raise OutputError(what, where=summary) from None
 
 
 def write_json(record: RunRecord, path: Path) -> None:
     """Write the run record, whatever the path's suffix."""
-    _write(path, json_text(record_to_json(record)))
+    write_whole(path, json_text(record_to_json(record)), what="the report", make_folder=True)
 
 
 def write_results(record: RunRecord) -> None:
     """Write each case's ``result.json`` beside its models, into its folder, which is created if an error came first.
 
-    Comparisons of runtimes are written to ``tune.json``, in each folder that holds folders of their cases. Raises
-    `OutputError` if a folder cannot be written.
+    Comparisons of runtimes are written to ``tune.json``, with the file of each winner by name, in each folder that
+    holds folders of their cases. Raises `OutputError` if a folder cannot be written.
     """
     for case in record.cases:
         folder = case.evidence.output
         if folder is not None and (folder.is_dir() or case.results):
             write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)
-    if record.runtimes:
-        _write_comparisons(record)
-
-
-def _write_comparisons(record: RunRecord) -> None:
-    """Write the comparisons of the run record, and the file of each winner by name."""
+    if not record.runtimes:
+        return
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
     data = record_to_json(record)
     folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
@@ -174,7 +157,3 @@ def _write_comparisons(record: RunRecord) -> None:
             "winners": files,
         }
         write_whole(folder / TUNE, json_text(content), what="the comparison")
-
-
-def _write(path: Path, content: bytes | str) -> None:
-    write_whole(path, content, what="the report", make_folder=True)

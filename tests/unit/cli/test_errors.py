@@ -49,6 +49,12 @@ ERRORS = [
     ("tune net.onnx --mode quick", "--mode quick is an option of ModelOpt"),
     ("tune net.onnx --schemes-per-region=30", "--schemes-per-region is an option of ModelOpt"),
     # files that are missing, of another kind, or not to be written
+    ("inspect broken.onnx", "broken.onnx: "),
+    ("diff net.onnx broken.onnx", "broken.onnx: "),
+    ("verify net.onnx broken.onnx", "broken.onnx: "),
+    ("reduce broken.onnx -o out", "broken.onnx: "),
+    ("fold gone.onnx -o out.onnx", "gone.onnx: there is no such model file"),
+    ("schema -o nowhere/schema.json", "the schema cannot be written"),
     ("inspect none.onnx", "none.onnx: there is no such model file"),
     ("apply net.onnx none.json -o x.onnx", "none.json: the scheme cannot be read"),
     ("strip net.onnx -o none/x.onnx", "none: there is no such folder"),
@@ -72,6 +78,7 @@ ERRORS = [
     ("init net.onnx -o spec.yaml", "pytest collects a spec by its ending"),
     ("init net.onnx -o net.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
     ("init net.onnx -o spec.qdq.yaml", "this spec exists already, and is not overwritten"),
+    ("init net.onnx --data specs", "{images: FOLDER, size: SIDE}"),
     ("init net.onnx --data specs", "no data there fits the model's inputs: input [?, 1, 16, 16]"),
     ("init net.onnx --data pix.npz", "{arrays: pix.npz, names: {input: pixels}}"),
     # explain
@@ -86,7 +93,16 @@ ERRORS = [
     ("lint net.onnx --target tensorrt-10 --compute-capability hopper", "not a compute capability"),
     ("list specs", "names of specs end in .qdq.yaml"),
     ("list bakends", "there is no such spec or folder (did you mean 'backends'?)"),
-    # compare and cache
+    # the machine
+    ("config --mode sleep", "--mode"),
+    ("doctor --device x", "--device"),
+    ("cluster list", "list needs the address of the scheduler"),
+    ("cluster start --host 10.0.0.5", "needs certificates"),
+    ("worker tcp://10.0.0.5:8786", "plain tcp is refused beyond this machine"),
+    # results
+    ("upgrade-check specs --python nowhere", "no spec was found"),
+    ("baseline list gone", "gone: there is no such file or folder"),
+    ("cache export", "FILE is for export and import, which need it"),
     ("compare run.json run.json --fail-on=-5%", "--fail-on"),
     ("compare run.json empty.json", "empty.json: this is no run record"),
     ("compare run.json result.json", "result.json: this is the result of one case, not a run record"),
@@ -100,6 +116,7 @@ def project(verb, models: Path, tmp_path: Path) -> Path:
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "net.onnx")
     shutil.copy(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", tmp_path / "quantized.onnx")
     (tmp_path / "spec.qdq.yaml").write_text(SPEC)
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
     (tmp_path / "specs").mkdir()
     np.savez(tmp_path / "specs" / "unrelated.npz", other=np.zeros((2, 2), np.float32))
     (tmp_path / "cal.npz").write_bytes(b"PK" + bytes(2_000_000))

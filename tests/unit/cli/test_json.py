@@ -1,4 +1,4 @@
-"""``--json`` of each verb has all names, notes and numbers of its text, numbers at the precision of the text.
+"""The exit code of each verb; its ``--json`` has all names, notes and numbers of its text, at the same precision.
 
 The fixture ``verb`` checks this in each test of this folder that asks for JSON.
 """
@@ -42,42 +42,42 @@ def prepared(verb, made: Path, tmp_path: Path):
     return verb
 
 
-CALLS = [
-    ("init", MODEL, "-o", "specs/b.qdq.yaml"),
-    ("tune", "specs/a.qdq.yaml", *FAKE, "--mode", "plan"),
-    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "out"),
-    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "copy/tuned.onnx", "--report", "run.html"),
-    ("tune", MODEL, *FAKE, "--trials", "2", "--objective", "pareto", "-o", "front"),
-    ("inspect", MODEL, *FAKE, "--verbose"),
-    ("apply", MODEL, "out/scheme.json", "-o", "applied.onnx"),
-    ("strip", QUANTIZED, "-o", "stripped.onnx"),
-    ("import", QUANTIZED, "-o", "scheme.json"),
-    ("diff", MODEL, QUANTIZED),
-    ("diff", QUANTIZED, "more/tuned.onnx"),
-    ("fold", MODEL, "-o", "folded.onnx"),
-    ("lint", QUANTIZED, "--target", "onnxruntime-cpu", "--target", "tensorrt-10"),
-    ("list", "specs"),
-    ("list", "backends"),
-    ("list", "strategies"),
-    ("list", "checks"),
-    ("list", "formats"),
-    ("compare", "out.json", "more.json"),
-    ("explain", MODEL, *FAKE),
-    ("explain", QUANTIZED, *FAKE),
-    ("explain", QUANTIZED, *FAKE, "--reference", MODEL),
-    ("explain", "out", *FAKE),
-    ("explain", "out", *FAKE, "--culprits"),
-    ("verify", MODEL, QUANTIZED, *FAKE),
-    ("verify", MODEL, QUANTIZED, *FAKE, "--min-sqnr-db", "200"),
-    ("baseline", "list"),
-    ("cache",),
-    ("cache", "info"),
-    ("cache", "export", "cache.zip"),
-    ("cache", "clear"),
-    ("cluster", "certificates"),
-    ("doctor", *FAKE),
-    ("config",),
-]  # fmt: skip
+CALLS = {  # with their exit codes: 1 is a difference, or a check or finding that fails
+    ("init", MODEL, "-o", "specs/b.qdq.yaml"): 0,
+    ("tune", "specs/a.qdq.yaml", *FAKE, "--mode", "plan"): 0,
+    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "out"): 0,
+    ("tune", MODEL, *FAKE, "--trials", "3", "-o", "copy/tuned.onnx", "--report", "run.html"): 0,
+    ("tune", MODEL, *FAKE, "--trials", "2", "--objective", "pareto", "-o", "front"): 0,
+    ("inspect", MODEL, *FAKE, "--verbose"): 0,
+    ("apply", MODEL, "out/scheme.json", "-o", "applied.onnx"): 0,
+    ("strip", QUANTIZED, "-o", "stripped.onnx"): 0,
+    ("import", QUANTIZED, "-o", "scheme.json"): 0,
+    ("diff", MODEL, QUANTIZED): 1,
+    ("diff", QUANTIZED, "more/tuned.onnx"): 1,
+    ("fold", MODEL, "-o", "folded.onnx"): 0,
+    ("lint", QUANTIZED, "--target", "onnxruntime-cpu", "--target", "tensorrt-10"): 1,
+    ("list", "specs"): 0,
+    ("list", "backends"): 0,
+    ("list", "strategies"): 0,
+    ("list", "checks"): 0,
+    ("list", "formats"): 0,
+    ("compare", "out.json", "more.json"): 0,
+    ("explain", MODEL, *FAKE): 0,
+    ("explain", QUANTIZED, *FAKE): 0,
+    ("explain", QUANTIZED, *FAKE, "--reference", MODEL): 0,
+    ("explain", "out", *FAKE): 0,
+    ("explain", "out", *FAKE, "--culprits"): 0,
+    ("verify", MODEL, QUANTIZED, *FAKE): 0,
+    ("verify", MODEL, QUANTIZED, *FAKE, "--min-sqnr-db", "200"): 1,
+    ("baseline", "list"): 0,
+    ("cache",): 0,
+    ("cache", "info"): 0,
+    ("cache", "export", "cache.zip"): 0,
+    ("cache", "clear"): 0,
+    ("cluster", "certificates"): 0,
+    ("doctor", *FAKE): 0,
+    ("config",): 0,
+}  # fmt: skip
 # Verbs whose JSON is read by other tests with the fixture or with clusters, and verbs without JSON.
 ELSEWHERE = {"upgrade-check", "reduce", "schema", "worker"}
 
@@ -103,6 +103,7 @@ def test_the_reference_page_has_the_json_of_each_verb() -> None:
 def test_json_has_what_the_terminal_shows(prepared, words: tuple[str, ...]) -> None:
     """The fixture compares figures and names; the text is that of a call without ``--json``."""
     data = prepared(*words, "--json")
+    assert data.code == CALLS[words], data.err
     assert data.json["schema_version"] == 1
     if words[0] in ("tune", "compare", "verify", "explain", "init") or words[:2] in FLEETING:
         return  # it measures again, or has times or a file of each call

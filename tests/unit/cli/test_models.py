@@ -1,12 +1,21 @@
-"""``inspect``, ``apply`` and ``strip`` on a real model."""
+"""``inspect``, ``apply``, ``strip``, ``import``, ``diff``, ``fold`` and ``lint``."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from graph_text import saved
-from refused_models import mixed_float_types
+from onnx import numpy_helper
+from refused_models import mixed_float_types, pair_that_no_build_takes
+
+from qdqspec.graph.model import load_model
+
+DATA = Path(__file__).parents[2] / "data"
+QAT = DATA / "digits_resnet_qat_qdq.onnx"
 
 
 @pytest.fixture
@@ -85,3 +94,128 @@ def test_a_written_model_that_is_not_valid_is_a_warning(verb, tmp_path):
     assert (
         "warning: folded.onnx: the model is not valid ONNX: " in verb("fold", given, "-o", "folded.onnx").err
     )
+
+
+def test_import_strip_and_apply_give_the_same_model(verb, tmp_path) -> None:
+    imported = verb("import", QAT, "-o", "scheme.json", "--json")
+    assert imported.code == 0
+    assert (imported.json["activations"], imported.json["weights"]) == (13, 15)
+    assert imported.json["digest"] == json.loads((tmp_path / "scheme.json").read_text())["digest"]
+    assert verb("strip", QAT, "-o", "float.onnx").code == 0
+    assert verb("apply", "float.onnx", "scheme.json", "-o", "again.onnx").code == 0
+    compared = verb("diff", QAT, "again.onnx")
+    assert compared.code == 0, compared.out
+    assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
+
+
+QUANTIZED_OPERATORS = {
+    "QLinearConv": "QLinearConv(q, s, z, w, s, z, s, z)",
+    "QGemm": "com.microsoft.QGemm(q, s, z, v, s, z, bias, s, z)",
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED_OPERATORS)
+def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tmp_path, name) -> None:
+    shape = "1,4,4,4" if name == "QLinearConv" else "4,4"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[{shape}] x) => (float[{shape}] y) {{
+            f = QuantizeLinear(x, s, z)  e = DequantizeLinear(f, s, z)  a = Neg(e)
+            q = QuantizeLinear(a, s, z)  [integers] c = {QUANTIZED_OPERATORS[name]}
+            y = DequantizeLinear(c, s, z) }}"""
+    )
+    constants = {
+        "s": np.float32(0.5), "z": np.uint8(128), "w": np.ones((4, 4, 1, 1), np.uint8), "v": np.ones((4, 4), np.uint8),
+        "bias": np.zeros(4, np.int32),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
+    onnx.save(model, tmp_path / "net.onnx")
+    stripped = verb("strip", "net.onnx", "-o", "float.onnx")
+    assert "float.onnx: 1 dequantized tensor removed, 1 left" in stripped.out
+    kept = f"operators that compute in integers themselves, {name}, 1: 'integers': left as they are"
+    assert kept in stripped.out
+    assert kept in verb("import", "net.onnx", "-o", "scheme.json").out
+    again = verb("strip", "float.onnx", "-o", "again.onnx", "--json")
+    assert (again.json["pairs"], again.json["left"]) == (0, 1)
+
+
+def test_import_reports_its_assumptions(verb) -> None:
+    result = verb("import", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "-o", "scheme.json")
+    assert result.code == 0
+    assert "note: a Relu was inserted where a zero point cuts off negative values" in result.out
+    assert result.out.endswith("scheme.json: 25 activation and 32 weight pairs in it\n")
+
+
+def test_diff_lists_twelve_pairs_without_verbose(verb, models) -> None:
+    words = ("diff", models / "digits_resnet.onnx", QAT)
+    found = verb(*words, "--json").json
+    assert (found["same"], len(found["added"])) == (False, 28)
+    cut, whole = verb(*words), verb(*words, "--verbose")
+    assert "and 16 more" in cut.out
+    assert len(whole.out.splitlines()) > len(cut.out.splitlines())
+
+
+def test_fold_writes_a_smaller_model(verb, models, tmp_path) -> None:
+    result = verb("fold", models / "ultraface_rfb320.onnx", "-o", "folded.onnx", "--json")
+    assert result.code == 0
+    assert result.json["folded"] > 0
+    assert len(load_model(tmp_path / "folded.onnx").nodes) == result.json["nodes"] < 244
+    assert "0 nodes folded" in verb("fold", "folded.onnx", "-o", "again.onnx").out
+
+
+# ---- lint ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Writes a model with one pair of this zero point."""
+
+    def write(zero: str) -> str:
+        text = """g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, %s> {
+          q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a) }"""
+        return str(saved(tmp_path / "pair.onnx", text % zero, opset=21, ir_version=10))
+
+    return write
+
+
+def test_slow_findings_fail_only_if_strict(verb, pair):
+    words = ["lint", pair("int8 z = {0}"), "--target", "tensorrt-11"]
+    assert verb(*words).code == 0
+    assert "slow TRT042" in verb(*words).out
+    assert verb(*words, "--strict").code == 1
+
+
+def test_json_has_findings_of_several_targets(verb, pair):
+    words = ["--target", "tensorrt-10", "--target", "onnxruntime-cpu", "--json"]
+    result = verb("lint", pair("uint8 z = {9}"), *words)
+    assert result.code == 1
+    assert result.json["schema_version"] == 1
+    assert list(result.json["targets"]) == ["tensorrt-10", "onnxruntime-cpu"]
+    first = result.json["targets"]["tensorrt-10"][0]
+    assert first.keys() == {"id", "severity", "node", "message", "title", "cure", "source"}
+    assert (first["id"], first["severity"]) == ("TRT001", "refused")
+
+
+def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
+    """It refuses this one, whose nodes the static rules accept; without the option it is not loaded."""
+    path = pair_that_no_build_takes(tmp_path / "pair.onnx")
+    words = ["lint", path, "--target", "onnxruntime-cpu", "--json"]
+    unloaded = verb(*words, "--no-load")
+    assert unloaded.code == 0
+    assert "; static rules only, not loaded: not asked for" in unloaded.json["text"]
+    found = verb(*words)
+    load = found.json["loads"]["onnxruntime-cpu"]
+    if load["loaded"]:
+        pytest.skip("this ONNX Runtime optimizes the model to one that it can load")
+    assert found.code == 1
+    assert "refused RUN001" in found.json["text"]
+    assert load["note"] == f"{load['runtime']} refused it"
+    assert f"; {load['note']}\n" in found.json["text"]
+
+
+def test_onnx_checker_judges_a_model_for_a_target_without_its_runtime(verb, tmp_path):
+    result = verb("lint", mixed_float_types(tmp_path / "mixed.onnx"), "--target", "tensorrt-10.9", "--json")
+    assert result.code == 1
+    assert "refused ONX001" in result.json["text"]
+    load = result.json["loads"]["tensorrt-10.9"]
+    assert not load["loaded"]
+    assert load["note"].startswith("static rules only, not loaded: tensorrt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from graph_text import saved
 
 import qdqspec.app.cli as cli
+from qdqspec.app.cli.asked import equivalents
 
 # A worker runs until it is stopped, and has no JSON.
 VERBS = sorted(cli.parsers()[1].keys() - {"worker"})
@@ -28,10 +30,6 @@ def test_help_has_an_example_of_the_verb_and_json(verb, name):
     assert "--json" in result.out
 
 
-def test_the_version_is_printed(verb):
-    assert verb("--version").out.startswith("qdqspec ")
-
-
 def test_the_message_on_ctrl_c_states_how_to_resume(verb, monkeypatch):
     def interrupted(parser, words):
         raise KeyboardInterrupt
@@ -40,14 +38,6 @@ def test_the_message_on_ctrl_c_states_how_to_resume(verb, monkeypatch):
     result = verb("tune", "a model.onnx")
     assert result.code == cli.INTERRUPTED
     assert "qdqspec tune 'a model.onnx'" in result.err
-
-
-def test_a_wrong_environment_variable_is_one_message(verb, monkeypatch):
-    monkeypatch.setenv("QDQSPEC_SEAD", "1")
-    result = verb("config")
-    assert result.code == 2
-    assert result.err.startswith("qdqspec: unknown environment variable QDQSPEC_SEAD")
-    assert result.out == ""
 
 
 def test_config_prints_value_and_origin(verb, monkeypatch):
@@ -124,30 +114,25 @@ def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
 
 def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, models):
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "digits.onnx")
-    data = models.parent / "data" / "digits_calibration.npz"
-    shutil.copy(data, tmp_path / "data.npz")
+    shutil.copy(models.parent / "data" / "digits_calibration.npz", tmp_path / "data.npz")
     text = (
         "qdqspec: 1\nmodel: digits.onnx\nbackend: fake\ninputs: {evaluation: data.npz}\nchecks:\n"
         "  - {kind: parity, min_sqnr_db: %s}\n"
     )
-    spec = tmp_path / "digits.qdq.yaml"
-    spec.write_text(text % 5)
-    missing = verb("verify", "digits.qdq.yaml::default")
+    (tmp_path / "digits.qdq.yaml").write_text(text % 300)
+    words = ("verify", "digits.qdq.yaml::default")
+    missing = verb(*words)
     assert missing.code == 2
     assert "there is no tuned model of digits::default yet" in missing.err
     assert "pytest digits.qdq.yaml::default" in missing.err
     results = tmp_path / "reports" / "digits" / "default"
     results.mkdir(parents=True)
-    shutil.copy(
-        Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx", results / "tuned.onnx"
-    )
-    found = verb("verify", "digits.qdq.yaml::default", "--json")
+    tuned = Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    shutil.copy(tuned, results / "tuned.onnx")
+    broken = verb(*words)
+    assert (broken.code, "< 300.0 dB" in broken.out) == (1, True)
+    found = verb(*words, "--min-sqnr-db", "5", "--json")
     assert (found.code, found.json["parity"]["data"], found.json["broken"]) == (0, "evaluation", [])
-    spec.write_text(text % 300)
-    broken = verb("verify", "digits.qdq.yaml::default")
-    assert broken.code == 1
-    assert "< 300.0 dB" in broken.out
-    assert verb("verify", "digits.qdq.yaml::default", "--min-sqnr-db", "5").code == 0
 
 
 def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
@@ -172,8 +157,29 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "key"), [("tune a.onnx", "evaluation"), ("verify a.onnx b.onnx", "data")]
+    ("line", "found"),
+    [
+        ("qdqspec bas", ["baseline"]),
+        ("qdqspec tune --strat", ["--strategy"]),
+    ],
 )
-def test_data_and_evaluation_are_the_same_option(command, key):
-    for option in ("--data", "--evaluation"):
-        assert str(getattr(cli._parsed([*command.split(), option, "d.npz"]), key)) == "d.npz"
+def test_completions_of_a_shell(tmp_path, line, found):
+    pytest.importorskip("argcomplete")
+    (tmp_path / "specs").mkdir()
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
+    asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "found")
+    subprocess.run(
+        [sys.executable, "-m", "qdqspec"],
+        env={**os.environ, **asked},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (tmp_path / "found").read_text().split() == found
+
+
+def test_the_page_has_every_option_of_modelopt() -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
+    listed = set(re.findall(r"^\| `(--\w+)", page.read_text(encoding="utf-8"), flags=re.M))
+    assert equivalents().keys() | {"--mode"} == listed

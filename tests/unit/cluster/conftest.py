@@ -20,6 +20,8 @@ def processes(tmp_path_factory) -> Iterator[Processes]:
         found.address = found.start("cluster", "start", "--port", "0", "--json")["address"]
         for device, name in enumerate(("one", "two")):
             found.worker(name, "--backend", "fake", "--device", str(device))
+        logs = [log.read_text() for log in found.folder.glob("*.log")]
+        assert logs == [""] * 3, "Dask logs nothing without an error"
         yield found
     finally:
         found.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from cluster_processes import LIMITS, PATIENCE, Processes, wait_for
 from json_audit import audit
 
 from qdqspec._core.config import Settings
+from qdqspec.app.cluster.address import Address
 from qdqspec.app.session import Session
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.types import Case, TuneRules
@@ -76,9 +78,7 @@ def processes_of_cases(processes: Processes) -> list:
     found = []
     for one in psutil.process_iter(["cmdline"]):
         words = one.info["cmdline"] or []
-        if "qdqspec.app.cluster.case_process" in words and any(
-            str(processes.folder) in word for word in words
-        ):
+        if "qdqspec.app.cluster.request" in words and any(str(processes.folder) in word for word in words):
             found.append(one)
     return found
 
@@ -115,6 +115,17 @@ def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
     assert all(worker["free_bytes"] > 0 and worker["version"] for worker in workers)
     assert main(["cluster", "list", processes.address]) == 0
     assert capsys.readouterr().out.count("  fake: fake\n") == 2
+
+
+def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):
+    from qdqspec.app.cluster import worker
+
+    monkeypatch.setattr(worker, "_REACH_S", 0.5)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address.parse(f"127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(ConfigError, match="no scheduler answers"):
+        worker.run_worker(address, tmp_path, Settings(), tmp_path / "worker", ("fake",), pytest.fail)
 
 
 def test_the_error_for_an_unknown_device_lists_the_devices(settings, processes):
@@ -201,7 +212,7 @@ def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
         "old",
         "--backend",
         "onnxruntime",
-        prelude="from qdqspec.app.cluster import inventory; inventory.__version__ = '0.0.1'",
+        prelude="from qdqspec.app.cluster import worker; worker.__version__ = '0.0.1'",
     )
     assert said["version"] == "0.0.1"
     with pytest.raises(BackendUnavailableError, match="no worker") as error:

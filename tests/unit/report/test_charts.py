@@ -1,23 +1,32 @@
-"""Charts and tables of the Pareto front of latency and accuracy, and of a case with its baselines."""
+"""Charts of a case and the drawing of its model: well-formed, within their frames and small, for any names."""
 
 from __future__ import annotations
 
 import re
+import sys
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.charts import front_chart
+from qdqspec.app.report.charts import front_chart, layers_chart, model_graph, style_of
 from qdqspec.app.report.facts import block_errors
-from qdqspec.testing.records import cached_case, sample_errors, sample_pairs, sample_search
-from qdqspec.types import FrontPoint, Interval
+from qdqspec.app.report.formats import html
+from qdqspec.testing.records import (
+    cached_case,
+    faster_case,
+    sample_errors,
+    sample_pairs,
+    sample_run,
+    sample_search,
+)
+from qdqspec.types import FrontPoint, GraphPart, Interval, RunRecord
 
 
 def test_the_front_is_drawn_with_selected_and_dominated_trials() -> None:
     found = cached_case().evidence.search
-    assert found is not None
     search = replace(found, accuracy=None)
     svg = front_chart(search)
     assert 'aria-label="Time over the reference&#x27;s against SQNR, dB' in svg
@@ -36,7 +45,6 @@ FIGURES = st.floats(1e-3, 1e3)
 @given(st.lists(st.tuples(FIGURES, st.floats(-200, 199)), min_size=2, max_size=8))
 def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float]]) -> None:
     search = cached_case().evidence.search
-    assert search is not None
     front = tuple(
         FrontPoint(
             placement=str(number),
@@ -46,13 +54,10 @@ def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float
         )
         for number, (ratio, sqnr_db) in enumerate(points)
     )
-    assert_inside(front_chart(replace(search, front=front, trials=(), accuracy=None)))
-
-
-def assert_inside(svg: str) -> None:
-    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # type: ignore[union-attr]  # every image has one
+    svg = front_chart(replace(search, front=front, trials=(), accuracy=None))
+    size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
     for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
-        assert 0 <= float(value) <= (width if "x" in name else height), name
+        assert 0 <= float(value) <= float(size[1 if "x" in name else 2]), name
 
 
 def test_errors_of_blocks_are_rows_sorted_by_size() -> None:
@@ -62,3 +67,108 @@ def test_errors_of_blocks_are_rows_sorted_by_size() -> None:
     shares = [share for *_, share in blocks]
     assert sum(shares) == pytest.approx(1.0)
     assert shares == sorted(shares, reverse=True)
+
+
+# ---- the drawing of a model ------------------------------------------------------------------------
+
+NAMES = st.text(max_size=12) | st.sampled_from(
+    ["</svg><script>", "a&b", '"quoted"', "\x00\x1b[31m", "/model/conv_1", "\u202e"]
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[GraphPart, ...]:
+    """Parts of a graph that may have cycles, with odd names, operators and formats."""
+    count = draw(st.integers(1, 12))
+    parts = []
+    for at in range(count):
+        ops = draw(st.dictionaries(NAMES, st.integers(1, 9), min_size=1, max_size=3))
+        nodes = sum(ops.values())
+        formats = draw(st.dictionaries(NAMES, st.integers(1, 3), max_size=2))
+        while sum(formats.values()) > nodes:
+            formats.popitem()
+        ms = st.none() | st.floats(0, 100)
+        makers = draw(st.sets(st.integers(0, count - 1), max_size=3)) - {at}
+        parts.append(
+            GraphPart(
+                name=draw(NAMES),
+                ops=ops,
+                formats=formats,
+                reference_ms=draw(ms),
+                tuned_ms=draw(ms),
+                sqnr_db=draw(st.none() | st.floats(-20, 200)),
+                inputs=tuple(sorted(makers)),
+            )
+        )
+    return tuple(parts)
+
+
+def drawn_run(parts: tuple[GraphPart, ...], cases: int = 1) -> RunRecord:
+    case = faster_case()
+    found = replace(case, evidence=replace(case.evidence, graph=parts))
+    return replace(sample_run(), cases=(found,) * cases)
+
+
+def chain(count: int) -> tuple[GraphPart, ...]:
+    return tuple(
+        GraphPart(
+            name=f"/layer{at}/Conv",
+            ops={"Conv": 4, "Relu": 3},
+            formats={"uint8": 4, "int4": 1},
+            reference_ms=1.0 + at,
+            tuned_ms=0.5,
+            sqnr_db=30.0 + at,
+            inputs=tuple(range(max(0, at - 3), at)),
+        )
+        for at in range(count)
+    )
+
+
+@given(graphs())
+def test_a_drawing_is_well_formed_and_within_its_frame_for_any_names(
+    parts: tuple[GraphPart, ...],
+) -> None:
+    pytest.importorskip("graph_layout")
+    drawing = model_graph(parts)
+    root = ET.fromstring(drawing.svg)
+    width, height = (float(root.attrib[name]) for name in ("width", "height"))
+    boxes = [rect for rect in root.iter("rect") if rect.attrib["class"] == "node"]
+    assert len(boxes) == len(parts)
+    assert float(boxes[0].attrib["x"]) == pytest.approx(drawing.start, abs=0.1)
+    for rect in root.iter("rect"):
+        x, y, wide, tall = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + wide <= width + 0.2
+        assert y + tall <= height + 0.2
+    corners = [(float(box.attrib["x"]), float(box.attrib["y"])) for box in boxes]
+    assert len(set(corners)) == len(parts), "no box covers another"
+    assert len(list(root.iter("path"))) == sum(len(part.inputs) for part in parts)
+    if chart := layers_chart(parts):
+        ET.fromstring(chart)
+
+
+def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> None:
+    pytest.importorskip("graph_layout")
+    page = html.report_format.render(drawn_run(chain(6)))
+    assert "42 nodes in 6 parts" in page
+    assert style_of(chain(6)) == {"uint8": "f0", "int4": "f1"}
+    assert '<i class="f0"></i>uint8' in page
+    assert "6.00 \u2192 0.500 ms" in page
+    assert "error 27.5 %" in page
+    assert 'aria-label="Milliseconds by part of the model' in page
+
+
+def test_a_page_of_many_cases_with_drawings_is_within_the_size_limit() -> None:
+    drawing = model_graph(chain(60))
+    assert drawing is None or len(drawing.svg) < 80_000
+    page = html.report_format.render(drawn_run(chain(60), cases=30))
+    assert len(page.encode()) <= html.LIMIT_BYTES
+    assert page.count("<h2>squeezenet") == page.count("drawings are left out") == 30
+
+
+def test_without_the_library_the_page_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "graph_layout", None)
+    page = html.report_format.render(drawn_run(chain(3)))
+    assert "pip install &#39;qdqspec[report]&#39;" in page
+    assert 'aria-label="Milliseconds by part of the model' in page, "charts need no library"

@@ -1,17 +1,21 @@
-"""Comparison of engines: layers matched by position, and the text about them."""
+"""The text about engines whose layers are matched by position, and about Q/DQ pairs that cost accuracy."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_evidence import sample_culprits
 
+from qdqspec.app.report.culprits import culprits_json, culprits_text
 from qdqspec.app.report.explain_text import advice, explain_json, explain_text, paragraph
 from qdqspec.timing.explained import ExplainedEngine, compare, same_nodes
-from qdqspec.types import LayerTime
+from qdqspec.types import Consumer, LayerTime
 
 
 def kernel(*nodes, ms=1.0, integer=False, precision="", name=""):
@@ -163,3 +167,40 @@ def test_an_engine_without_times_is_not_compared_with_a_timed_one() -> None:
     assert (timed["sum_ms"], timed["layers"][0]["milliseconds"]) == (1.0, 1.0)
     assert (untimed["sum_ms"], untimed["layers"][0]["milliseconds"]) == (None, None)
     assert set(untimed["milliseconds_of"].values()) == {None}
+
+
+# ---- Q/DQ pairs ranked by their error ------------------------------------------------------------
+
+
+SAMPLE = sample_culprits()
+
+
+def test_the_text_of_responsible_pairs(golden) -> None:
+    golden("explain/culprits.txt", culprits_text(SAMPLE) + "\n")
+
+
+def test_the_text_where_noise_is_spread_over_many_pairs(golden) -> None:
+    pairs = tuple(replace(pair, share=0.05, without_db=31.0) for pair in SAMPLE.pairs)
+    spread = replace(SAMPLE, pairs=pairs, rest=0.85, missing="the time was over")
+    golden("explain/culprits-spread.txt", culprits_text(spread) + "\n")
+
+
+def test_the_lines_for_a_spec_are_valid_yaml_for_any_names_of_nodes() -> None:
+    names = ['say "a"\\b', "x: [1]*", "Conv#5", "-"]
+    pairs = tuple(
+        replace(pair, site=replace(pair.site, consumers=(Consumer(name, 0),)), without_db=32.0 + number)
+        for number, name in enumerate(names)
+        for pair in SAMPLE.pairs[:1]
+    )
+    text = culprits_text(replace(SAMPLE, pairs=pairs))
+    lines = text[text.index("patterns:") :]
+    read = yaml.safe_load("\n".join(line.removeprefix("  ") for line in lines.split("\n")))
+    assert read["patterns"]["nodes"]["exclude"] == ['say "a"\\b', "x: [[]1][*]", "Conv#5", "-"]
+
+
+def test_the_json_of_responsible_pairs() -> None:
+    found = culprits_json(SAMPLE)
+    json.dumps(found, allow_nan=False)
+    assert found["pairs"][2]["consumers"] == [{"node": "", "input": 0}]
+    assert found["pairs"][0]["without_db"] == 35.2
+    assert (found["total"], found["missing"]) == (12, None)

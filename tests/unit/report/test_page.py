@@ -1,7 +1,8 @@
+"""Pages, tables and colours of the terminal."""
+
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.app.report.formats import html, markdown
-from qdqspec.app.report.page import fit_page
-from qdqspec.app.report.svg import ticks
+from qdqspec.app.report.charts import ticks
+from qdqspec.app.report.formats import fit_page, html, markdown
 from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.terminal import color_words, wants_color
 from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
 from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
 
@@ -73,33 +74,21 @@ def test_the_text_of_the_summary_table(golden) -> None:
         (None, "1.25x (95 %: 0.91 to 2.00)"),  # of a record without the test
     ],
 )
-@pytest.mark.parametrize(
-    "render",
-    [summary_table, markdown.report_format.render, html.report_format.render],
-    ids=["terminal", "markdown", "html"],
-)
-def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(
-    render: Callable[[RunRecord], str], reach: float | None, text: str, *, unchanged: bool
-) -> None:
+def test_a_row_has_what_was_proved_and_an_unchanged_one_has_no_bound(reach, text, *, unchanged):
     """The prediction interval is wider and contains 1."""
     case = replace(faster_case(), results=())
     found = case.evidence
-    assert found.latency is not None
-    assert found.search is not None
-    tested = {}
-    if reach is not None:
-        mean = Interval(median=0.8, low=0.8 - reach, high=0.8 + reach)
-        tested = {"tuned": RatioTest(mean=mean, enclosing=mean)}
+    mean = Interval(median=0.8, low=0.8 - (reach or 0), high=0.8 + (reach or 0))
+    tested = {} if reach is None else {"tuned": RatioTest(mean=mean, enclosing=mean)}
     speedup = Interval(median=1.25, low=0.91, high=2.0)
     latency = replace(found.latency, tested=tested, speedup=speedup)
-    search = replace(found.search, unchanged=unchanged)
-    run = replace(
-        sample_run(), cases=(replace(case, evidence=replace(found, latency=latency, search=search)),)
-    )
-    shown = render(run)
-    assert (text in shown) is not unchanged
-    assert ("1.25x" in shown) is not unchanged
-    assert ("0.91 to 2.00" in shown) is (reach is None and not unchanged)
+    evidence = replace(found, latency=latency, search=replace(found.search, unchanged=unchanged))
+    run = replace(sample_run(), cases=(replace(case, evidence=evidence),))
+    for render in (summary_table, markdown.report_format.render, html.report_format.render):
+        shown = render(run)
+        assert (text in shown) is not unchanged
+        assert ("1.25x" in shown) is not unchanged
+        assert ("0.91 to 2.00" in shown) is (reach is None and not unchanged)
 
 
 def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> None:
@@ -112,21 +101,20 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     assert f"{result.id} inconclusive: no baseline" in text
 
 
-def test_the_summary_table_notes_a_cached_placement_that_was_timed_again() -> None:
+def test_the_summary_table_notes_results_of_the_cache() -> None:
+    def noted(case: CaseRecord, *more: CaseRecord) -> str:
+        return summary_table(replace(sample_run(), cases=(case, *more)))
+
     case = cached_case()
-    assert case.evidence.latency is not None
     timed = replace(case.evidence.latency, provenance=Provenance())
     again = replace(case, evidence=replace(case.evidence, latency=timed))
-    table = summary_table(replace(sample_run(), cases=(again,)))
     note = "the placement is from the cache; its times were measured in this run"
-    assert f"{note}: digits::default (2 h old)\n" in table
-    two = summary_table(replace(sample_run(), cases=(again, again)))
-    assert [line.count("(2 h old)") for line in two.splitlines() if note in line] == [2]
+    assert f"{note}: digits::default (2 h old)\n" in noted(again)
+    assert [line.count("(2 h old)") for line in noted(again, again).splitlines() if note in line] == [2]
     untimed = replace(case, evidence=replace(case.evidence, latency=None))
     none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
-    assert none in summary_table(replace(sample_run(), cases=(untimed,)))
-    all_old = "the placement and its times are from the cache: digits::default (2 h old)\n"
-    assert all_old in summary_table(replace(sample_run(), cases=(case,)))
+    assert none in noted(untimed)
+    assert "the placement and its times are from the cache: digits::default (2 h old)\n" in noted(case)
 
 
 # ---- HTML ---------------------------------------------------------------------------------------
@@ -174,23 +162,15 @@ def test_names_are_escaped_in_markdown() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_above_the_size_limit_omits_pairs_first(page) -> None:
-    text = page.report_format.render(big_run(2, 3500))
-    assert len(text.encode()) <= page.LIMIT_BYTES
-    assert text.count("Q/DQ pairs and drawings are left out") == 2
-    assert "fire3499/x" not in text
-    assert text.count("7 built, 1 failed") == 2
-    whole = page.report_format.render(big_run(1, 2000))
+def test_a_page_above_the_size_limit_omits_pairs_first_then_the_last_cases(page) -> None:
+    whole, cut, few = (page.report_format.render(big_run(*size)) for size in ((1, 2000), (2, 3500), (900, 4)))
     assert "fire1999/x" in whole
     assert "left out" not in whole
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_above_the_size_limit_omits_the_last_cases(page) -> None:
-    text = page.report_format.render(big_run(900, 4))
-    assert len(text.encode()) <= page.LIMIT_BYTES
-    assert re.search(r"\d+ more cases left out", text)
-    assert "and 400 more" in text
+    assert cut.count("Q/DQ pairs and drawings are left out") == cut.count("7 built, 1 failed") == 2
+    assert "fire3499/x" not in cut
+    assert re.search(r"\d+ more cases left out", few)
+    assert "and 400 more" in few
+    assert max(len(text.encode()) for text in (whole, cut, few)) <= page.LIMIT_BYTES
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6), st.integers(150, 900))
@@ -213,3 +193,27 @@ def test_ticks_are_limited_in_number_and_within_the_range(low: float, span: floa
     assert len(found) <= 9
     assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
     assert found == sorted(found)
+
+
+# ---- colours of a terminal -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "is_terminal", "wanted"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_follows_the_option_then_the_environment(choice, environment, is_terminal, wanted):
+    assert wants_color(choice, environment, is_terminal=is_terminal) is wanted
+
+
+def test_only_verdicts_and_labels_of_messages_are_coloured():
+    assert color_words("latency FAIL, 4 passed") == "latency \x1b[31mFAIL\x1b[0m, \x1b[32m4 passed\x1b[0m"
+    assert color_words("warning: x\nfail: y") == "\x1b[33mwarning:\x1b[0m x\n\x1b[31mfail:\x1b[0m y"
+    plain = "case  ref ms\nFAILURE a warning: of x"
+    assert color_words(plain) == plain

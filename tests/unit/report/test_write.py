@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from qdqspec.app.report.tables import summary_table
-from qdqspec.app.report.write import annotation_lines, format_named, write_reports
-from qdqspec.checks.base import raised
-from qdqspec.errors import ConfigError, DataError, OutputError
+from qdqspec.app.report.write import annotation_lines, write_reports
+from qdqspec.errors import ConfigError, OutputError
 from qdqspec.testing.records import faster_case, sample_run
-from qdqspec.types import Evidence
 
 
 def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
@@ -37,75 +33,33 @@ def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(t
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
 
 
-def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "a.md"
-    path.write_text("old", encoding="utf-8")
-
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match="No space left"):
-        write_reports(sample_run(), [path])
-    assert path.read_text(encoding="utf-8") == "old"
-
-
-def test_a_case_whose_checks_raised_an_error_before_the_search_is_in_every_report() -> None:
-    known = faster_case().evidence
-    error = DataError(
-        "metric 'mine' raised KeyError", where="data.npz", cure="it is called with outputs by name"
-    )
-    failed = replace(faster_case().results[0], verdict=raised(error))
-    kept = {name: getattr(known, name) for name in ("case", "backend", "target", "device", "model_sha256")}
-    case = replace(faster_case(), evidence=Evidence(**kept), results=(failed,))
-    record = replace(sample_run(), cases=(case,), runtimes=())
-    for name in ("markdown", "html", "json"):
-        text = str(format_named(name).render(record))
-        assert "not judged: metric" in text
-        assert "it is called with outputs by name" in text
-    assert "latency FAIL" in summary_table(record)
-    head, row = str(format_named("csv").render(record)).splitlines()
-    assert dict(zip(head.split(","), row.split(","), strict=True))["checks_failed"] == "1"
-
-
 # ---- --qdq-report=github ------------------------------------------------------------------------
 
 
-def test_a_failed_check_is_an_annotation_at_its_line():
+def test_failed_checks_are_annotations_at_their_lines_of_the_repository(monkeypatch):
     run = sample_run()
     failed = [r for case in run.cases for r in case.results if r.verdict.outcome == "fail"]
-    lines = annotation_lines(run, Path("/repository"))
+    project = next(
+        case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None
+    ).parent
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
+    lines = annotation_lines(run, project)
     assert len(lines) == len(failed) > 0
     assert all(line.startswith(("::error ", "::warning ")) and "title=" in line for line in lines)
-    assert all("\n" not in line for line in lines)
-
-
-def test_paths_of_annotations_are_relative_to_the_repository(monkeypatch):
-    run = sample_run()
-    spec = next(case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None)
-    project = spec.parent
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
-    (line, *_) = annotation_lines(run, project)
-    assert f"file={project.name}/" in line
+    assert f"file={project.name}/" in lines[0]
     monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
-    (line, *_) = annotation_lines(run, project)
-    assert f"file={spec.name}," in line
+    assert f"file={project.name}/" not in annotation_lines(run, project)[0]
+    assert len(annotation_lines(replace(run, cases=run.cases * 30), project)) == 10
 
 
 def test_text_of_annotations_is_escaped():
-    run = sample_run()
-    (case, *_) = (case for case in run.cases if any(r.verdict.outcome == "fail" for r in case.results))
+    case = faster_case()
     failed = next(r for r in case.results if r.verdict.outcome == "fail")
     bad = replace(failed, id="a,b:c", verdict=replace(failed.verdict, headline="100 %\n::stop-commands::x"))
-    (line,) = annotation_lines(replace(run, cases=(replace(case, results=(bad,)),)), Path("/"))
+    (line,) = annotation_lines(replace(sample_run(), cases=(replace(case, results=(bad,)),)), Path("/"))
     assert "\n" not in line
     assert "a%2Cb%3Ac" in line
     assert "100 %25" in line
-
-
-def test_there_are_at_most_ten_annotations():
-    run = sample_run()
-    assert len(annotation_lines(replace(run, cases=run.cases * 30), Path("/"))) == 10
 
 
 def test_the_summary_is_appended(tmp_path, monkeypatch):

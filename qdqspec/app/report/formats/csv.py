@@ -37,11 +37,6 @@ def _checks(outcome: str) -> Callable[[CaseRecord], object]:
     return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
 
 
-def _provenance(case: CaseRecord) -> str:
-    found = case.evidence.latency or case.evidence.search
-    return "" if found is None else origin_text(found.provenance)
-
-
 def _named(figures: Mapping[str, float], prefix: str = "") -> str:
     return " ".join(f"{prefix}{name}={value!r}" for name, value in figures.items())
 
@@ -74,7 +69,9 @@ _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
     "checks_passed": _checks("pass"),
     "checks_failed": _checks("fail"),
     "checks_inconclusive": _checks("inconclusive"),
-    "provenance": _provenance,
+    "provenance": lambda case: "".join(
+        origin_text(found.provenance) for found in [case.evidence.latency or case.evidence.search] if found
+    ),
 }
 
 

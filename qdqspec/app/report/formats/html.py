@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ from jinja2 import Environment, FileSystemLoader
 from qdqspec._core.units import count_text, plain, ratio_text
 from qdqspec.app.report import facts
 from qdqspec.app.report.charts import (
+    INSTALL,
     baseline_chart,
     front_chart,
     latency_chart,
     layers_chart,
+    model_graph,
     search_chart,
+    style_of,
 )
-from qdqspec.app.report.page import DETAILS_LEFT_OUT, cases_left_out, fit_page
-from qdqspec.app.report.runtimes import tables_of
-from qdqspec.app.report.svg import INSTALL, model_graph, style_of
+from qdqspec.app.report.compare import conclusions, runtimes_table
+from qdqspec.app.report.formats import DETAILS_LEFT_OUT, cases_left_out, fit_page
 from qdqspec.app.report.tables import Table, latency_of, named_cases
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 
@@ -85,10 +87,25 @@ class HtmlFormat:
     suffix = ".html"
 
     def render(self, record: RunRecord) -> str:
-        """The whole page, below 1 MB."""
+        """The whole page, below 1 MB; all failed checks come before everything else."""
         cases = named_cases(record.cases)
-        head = [_pieces.head(_STYLE, facts.run_line(record)), *_failures(cases), _summary(record)]
-        head += [_pieces.runtimes(table, lines) for table, lines in tables_of(record)]
+        failures = [
+            (index, name, check, headline)
+            for index, (case, name) in enumerate(cases)
+            for word, check, headline in facts.checks_table(case).rows
+            if word == "FAIL"
+        ]
+        head = [_pieces.head(_STYLE, facts.run_line(record))]
+        if failures:
+            more = len(failures) - _MOST_FAILURES
+            left = f"and {count_text(more, 'more failed check')}" if more > 0 else ""
+            count = count_text(len(failures), "failed check")
+            head.append(_pieces.failures(failures[:_MOST_FAILURES], count, left))
+        if cases:
+            head.append(_pieces.summary(facts.summary(record), {index for index, *_ in failures}))
+        else:
+            head.append('<p class="card">No case was run.</p>')
+        head += [_pieces.runtimes(runtimes_table(found), conclusions(found)) for found in record.runtimes]
 
         def render_cases(details: bool) -> list[str]:
             return [
@@ -100,32 +117,6 @@ class HtmlFormat:
             head, render_cases, [_pieces.tail()], LIMIT_BYTES, lambda n: _pieces.note(cases_left_out(n))
         )
         return "\n".join(texts) + "\n"
-
-
-def _failures(cases: Sequence[tuple[CaseRecord, str]]) -> list[str]:
-    """All failed checks, before everything else."""
-    rows = [
-        (index, name, check, headline)
-        for index, (case, name) in enumerate(cases)
-        for word, check, headline in facts.checks_table(case).rows
-        if word == "FAIL"
-    ]
-    more = len(rows) - _MOST_FAILURES
-    left = f"and {count_text(more, 'more failed check')}" if more > 0 else ""
-    count = count_text(len(rows), "failed check")
-    return [_pieces.failures(rows[:_MOST_FAILURES], count, left)] if rows else []
-
-
-def _summary(record: RunRecord) -> str:
-    if not record.cases:
-        return '<p class="card">No case was run.</p>'
-    failed = {
-        index
-        for index, case in enumerate(record.cases)
-        if any(word == "FAIL" for word, *_ in facts.checks_table(case).rows)
-    }
-    text: str = _pieces.summary(facts.summary(record), failed)
-    return text
 
 
 def _case_pieces(case: CaseRecord, name: str, index: int, *, details: bool) -> Iterator[str]:

@@ -8,8 +8,8 @@ from tabulate import tabulate
 
 from qdqspec._core.units import plain
 from qdqspec.app.report import facts
-from qdqspec.app.report.page import DETAILS_LEFT_OUT, cases_left_out, fit_page
-from qdqspec.app.report.runtimes import tables_of
+from qdqspec.app.report.compare import conclusions, runtimes_table
+from qdqspec.app.report.formats import DETAILS_LEFT_OUT, cases_left_out, fit_page
 from qdqspec.app.report.tables import Table, named_cases
 from qdqspec.types import CaseRecord, RunRecord
 
@@ -29,8 +29,9 @@ class MarkdownFormat:
             escape(facts.run_line(record)),
             _table(facts.summary(record)) if record.cases else "No case was run.",
         ]
-        for table, lines in tables_of(record):
-            listed = "\n".join(f"- {escape(line)}" for line in lines)
+        for found in record.runtimes:
+            table = runtimes_table(found)
+            listed = "\n".join(f"- {escape(line)}" for line in conclusions(found))
             head.append(f"**{escape(table.title)}**\n\n{_table(table)}\n\n{listed}")
 
         def render_cases(details: bool) -> list[str]:
