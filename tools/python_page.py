@@ -12,7 +12,7 @@ from types import FunctionType
 
 import qdqspec
 from qdqspec import errors, types
-from qdqspec.app.plugin import fixtures, hookspecs
+from qdqspec.app.plugin import fixtures, hooks
 from qdqspec.app.preparation.runtimes import Resources
 
 _GIVEN = (fixtures.CaseView, fixtures.LatencyView)
@@ -48,8 +48,8 @@ def python_names(options: Iterator[str]) -> Iterator[str]:
     yield from _table("fixture", {f"`{key}`": one for key, one in marked.items() if key.startswith("qdq")})
     for found in _GIVEN:
         yield from _class(found)
-    yield from ("", "## Hooks", "", _text(hookspecs))
-    called = [one for key, one in vars(hookspecs).items() if key.startswith("pytest_")]
+    yield from ("", "## Hooks", "", _text(hooks))
+    called = [one for key, one in vars(hooks).items() if key.startswith("pytest_")]
     for function in called:
         yield from ("", f"### {function.__name__}", "", *_signature(function), "", _text(function))
     yield from ("", "## Types of results", "", "The names above return them. They are frozen;")

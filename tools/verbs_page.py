@@ -19,7 +19,7 @@ import onnx
 
 from qdqspec._core.config import Settings
 from qdqspec._core.records import to_data
-from qdqspec.app.cli import cluster, main
+from qdqspec.app.cli import machine, main
 from qdqspec.app.cli.output import IMPOSSIBLE
 from qdqspec.app.cluster.worker import WorkerInfo, announce
 
@@ -130,11 +130,11 @@ def _results() -> Iterator[tuple[Sequence[str], Any]]:
 def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
     """The output about one device of the verbs that run until they are interrupted, and of the list of workers."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        cluster._started(Namespace(json=True), _ADDRESS)  # noqa: SLF001 - otherwise a running scheduler is needed
+        machine.answer_started(Namespace(json=True), _ADDRESS)  # otherwise a running scheduler is needed
     yield ("cluster", "start"), json.loads(out.getvalue())
     announcement = announce(Settings(backend="fake"), ("fake",))
     worker = WorkerInfo(address=_ADDRESS, announcement=announcement, free_bytes=0, silent_seconds=0.0)
-    rows = [cluster._row(worker)]  # noqa: SLF001
+    rows = [machine.worker_row(worker)]
     yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
     yield ("worker", "ADDRESS"), to_data(announcement)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec._core import registry
-from qdqspec._core.config import BUILD_OPTIONS, OPTIONS, declared, list_settings
-from qdqspec._core.options import options_of
+from qdqspec._core.config import BUILD_OPTIONS, OPTIONS, list_settings
+from qdqspec._core.options import duration, options_of
 from qdqspec._core.records import to_data
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text, seconds_text, size_text, without_passwords
@@ -132,7 +132,7 @@ def config(arguments: argparse.Namespace) -> int:
 
 def _age(text: str) -> float:
     try:
-        return declared.duration(text)
+        return duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
