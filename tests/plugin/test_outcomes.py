@@ -115,3 +115,16 @@ def test_severity_warn_passes_with_a_warning_and_fails_if_warnings_are_errors(pr
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["speed-up 1.02 < 1.10 asked for", "*an error by filterwarnings*"])
     assert "Traceback" not in result.stdout.str()
+
+
+def test_checks_not_decided_within_the_time_limit_are_inconclusive(simulated):
+    (simulated.path / "specs" / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: digits_resnet.onnx\nchecks: [{kind: size, max_ratio: 2}, {kind: speedup, min: 1.1}]\n"
+    )
+    options = ("specs", "--qdq-time-limit=0s", "-rs")
+    result = simulated.runpytest_inprocess(*options)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["a::default *size inconclusive, speedup inconclusive"])
+    result.stdout.fnmatch_lines(["SKIPPED*inconclusive: not decided within the time limit of 0.0 s"])
+    assert not (simulated.path / "reports" / "a" / "default" / "tuned.onnx").exists()
+    simulated.runpytest_inprocess(*options, "--qdq-require=conclusive").assert_outcomes(failed=2)
