@@ -349,6 +349,14 @@ def test_the_advice_names_the_sqnr_limit_that_faster_candidates_miss():
         assert ("ower tune.min_sqnr_db (1 faster candidate below it)" in found) == named
 
 
+@pytest.mark.parametrize(("limits", "is_noted"), [({}, True), ({"min_slice_sqnr_db": 1}, False)])
+def test_a_slice_far_below_its_output_is_noted_unless_it_has_a_limit(limits: dict, is_noted: bool) -> None:
+    verdict = judge("parity", SLICES, min_sqnr_db=20, **limits)
+    assert verdict.outcome == "pass"
+    text = "output 'boxes' has 52.8 dB over all, but slice 4 of axis 1 has 1.1 dB"
+    assert any(section.text.startswith(text) for section in verdict.sections) == is_noted
+
+
 def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pydantic import Field
 
+from qdqspec import load_spec
 from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.request import pack
@@ -79,8 +80,8 @@ check = ShiftCheck()
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The check, or another one of this file, registered as by an installed package."""
-    value = f"{__name__}:{getattr(request, 'param', 'check')}"
+    """The check, or another object of this file, registered as by an installed package."""
+    value = f"{__name__}{getattr(request, 'param', ':check')}"
     point = importlib.metadata.EntryPoint("mean-shift", value, "qdqspec.checks")
     known = registry._entry_points
 
@@ -143,10 +144,23 @@ pace = PaceCheck()
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("installed", ["pace"], indirect=True)
+@pytest.mark.parametrize("installed", [":pace"], indirect=True)
 def test_requests_of_an_installed_check_are_used_for_baselines_and_clusters(tmp_path: Path) -> None:
     """They are not found by the names `regression` and `accuracy` of checks."""
     case = Case(id="int8", model=MODEL, checks=(shift(max=1.0),), metrics={"our-own": lambda *_: 1.0})
     assert baseline_entries([case]) == {("int8", "pace")}
     with pytest.raises(ConfigError, match="the metric our-own is Python code"):
         pack(case, Settings(root=tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("installed", "problem"),
+    [(":chek", "AttributeError"), ("", "TypeError: it is a module")],
+    indirect=["installed"],
+)
+def test_a_wrong_entry_point_is_an_error_that_names_it(tmp_path: Path, problem: str) -> None:
+    spec = tmp_path / "a.qdq.yaml"
+    spec.write_text("qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: mean-shift, max: 1}]\n")
+    with pytest.raises(ConfigError, match=f"check 'mean-shift'.*{problem}.*\n.*group qdqspec.checks"):
+        load_spec(spec)

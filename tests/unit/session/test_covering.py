@@ -96,7 +96,7 @@ def test_no_accurate_placement_leaves_the_model_unchanged(session: Session, case
     assert "no placement with an SQNR of at least 150 dB" in found.reason
 
 
-# ---- a backend without a clock ------------------------------------------------------------------
+# ---- a compiler, which runs and times nothing ------------------------------------------------------
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def clockless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sessi
 
     def capabilities(self: FakeDevice, options: BuildOptions | None = None) -> Capabilities:
         del options
-        return replace(own(self), has_clock=False)
+        return replace(own(self), runs=False, has_clock=False)
 
     monkeypatch.setattr(FakeDevice, "capabilities", capabilities)
     with Session(backend="fake", root=tmp_path) as opened:
@@ -125,9 +125,12 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
         )
 
     monkeypatch.setattr(FakeEngine, "layers", layers)
-    found = evidence_of(clockless, replace(case, tune=TuneRules())).search.coverage
+    evidence = evidence_of(clockless, replace(case, tune=TuneRules()))
+    found = evidence.search.coverage
     assert list(found.refused) == [left]
     assert found.quantized < found.multiplications
+    assert evidence.parity.computed_by == "onnxruntime"
+    assert evidence.parity.sqnr_db >= 20
 
 
 def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, case: Case) -> None:

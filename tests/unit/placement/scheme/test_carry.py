@@ -31,7 +31,7 @@ from qdqspec.qdq.pattern_cache import (
     warm_starts,
     write_cache,
 )
-from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of
+from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import Consumer, Interval, Placement, Region, RegionRules, Site, Trial
 
@@ -49,6 +49,15 @@ def cut(model: Model, *groups: Sequence[str]) -> tuple[Region, ...]:
 
 def leaf_with(regions: Sequence[Region], node: str) -> Region:
     return next(region for region in regions if not region.children and node in region.nodes)
+
+
+def test_a_tensor_between_two_regions_is_in_the_schemes_of_both() -> None:
+    model = model_of(TWINS)
+    frames = Frames(model, cut(model, ["a", "b"], ["c", "d"]))
+    placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
+    found = {key: scheme for key, scheme in schemes_of(frames, placement).items() if scheme.sites}
+    assert sorted(map(str, found.values())) == ["in0.0=uint8", "out1.0=uint8"]
+    assert all(placement_of(frames, {key: scheme}) == placement for key, scheme in found.items())
 
 
 @pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])

@@ -106,11 +106,13 @@ def test_a_convolution_with_float_on_one_side_stays_float(kept: str) -> None:
 
 
 def test_a_denied_convolution_and_the_one_before_it_stay_float() -> None:
-    """The one before it could only output integers, which it would read."""
+    """The one before it could only output integers, which it would read where a pair follows it."""
     others = {node.name for node in chain("c = Relu (b)").nodes} - {"middle"}
     space = space_around("c = Relu (b)", allowed=others, denied={"middle"})
     assert space.by_id.keys() == {"last"}
     assert {site.tensor for site in space.resolve({"last": "in+out"}).sites if site.weight} == {"w2"}
+    space = space_around("c = Relu (b)", allowed={"first"})
+    assert {site.tensor for site in space.resolve({"first": "in+out"}).sites} == {"x", "w0", "a"}
 
 
 def test_no_pair_is_moved_to_a_convolution_that_is_not_allowed() -> None:
