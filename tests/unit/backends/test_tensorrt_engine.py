@@ -22,6 +22,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.build import OPTIONS
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
+from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
@@ -59,6 +60,14 @@ def test_a_failed_step_is_reported_with_the_log(
     model.write_bytes(b"garbage")
     said = "TensorRT could not read the model: TensorRT gave no reason"
     assert refusal(model).what == said, "the log of an earlier build is not quoted"
+
+
+def test_an_exception_of_the_bindings_is_an_error_with_its_text(model: Path):
+    """Without a GPU the constructor of a builder raises this (TensorRT 10.16, recorded), and may log nothing."""
+    said = "pybind11::init(): factory function returned nullptr"
+    with pytest.raises(BackendError) as caught, refusals(Log(), "TensorRT could not build it", model):
+        raise TypeError(said)
+    assert caught.value.what == f"TensorRT could not build it: {said}"
 
 
 def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):

@@ -94,6 +94,7 @@ def baselines(tmp_path):
     folder = tmp_path / "specs"
     folder.mkdir()
     (folder / "net.qdq.yaml").write_text(BASELINE_SPEC)
+    (folder / "result.json").touch()  # no baseline
     update_baseline(folder / "__baselines__" / "net" / "d.json", "device d", IN_USE)
     return folder
 

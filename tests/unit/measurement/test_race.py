@@ -61,6 +61,8 @@ def test_a_difference_of_ten_per_cent_is_found(model: Path, clock: str) -> None:
 
 def test_a_difference_below_eps_does_not_win(model: Path) -> None:
     assert share(verdicts(model, 0.97, eps=0.06), "faster") == 0
+    equal = verdicts(model, 1.0, drift="0.3", drift_period="0.05")
+    assert share(equal, "no difference") >= 0.97, "drift of the machine is no difference"
     assert share(verdicts(model, 0.96, eps=0.02), "faster") >= 0.9, "twice eps"
 
 

@@ -184,6 +184,11 @@ def test_the_cache_key_depends_on_all_inputs_of_a_search(
         with closing(open_session(**settings)) as session:
             return session.work(case).prepared.key
 
+    def key_of_scales(scale: str) -> str:
+        file = tmp_path / "calibration.cache"
+        file.write_text(f"TRT-8601-EntropyCalibration2\nx: {scale}\n")
+        return key(replace(case, inputs=replace(case.inputs, scales=file)))
+
     np.savez(tmp_path / "data.npz", x=np.zeros((4, 8, 12, 12), np.float32))
     other = onnx.load(models / "digits_resnet.onnx")
     other.graph.doc_string = "another"
@@ -193,6 +198,7 @@ def test_the_cache_key_depends_on_all_inputs_of_a_search(
         key(replace(case, model=tmp_path / "other.onnx")),
         key(replace(case, inputs=replace(case.inputs, calibration=tmp_path / "data.npz"))),
         key(replace(case, inputs=replace(case.inputs, evaluation=tmp_path / "data.npz"))),
+        *map(key_of_scales, ("3c010a14", "3c010a15")),
         key(device_key=lambda _: "w"),
         key(seed=1),
         key(replace(case, quantize=QuantizeRules(calibration="percentile"))),

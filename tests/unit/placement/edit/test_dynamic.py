@@ -185,6 +185,14 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
     assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(quantized.proto)
 
 
+def test_diff_reports_tensors_quantized_at_run_time() -> None:
+    model = MODELS["products"]()
+    found = diff_models(model, Model(_inserted(model)))
+    is_dynamic = {pair.tensor: pair.after.dynamic for pair in found.added if pair.after}
+    assert is_dynamic == {"x": True, "w0": False, "w1": False}
+    assert not found.skeleton.differs
+
+
 @pytest.mark.parametrize(("directions", "width"), [(1, 24), (2, 32), (1, 256), (2, 300)])
 def test_an_lstm_with_a_scale_for_each_row_comes_back(directions: int, width: int, tmp_path: Path) -> None:
     model = _lstm(directions, width)

@@ -18,6 +18,7 @@ from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import placement_for
 from qdqspec.qdq.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
@@ -117,6 +118,14 @@ def test_the_opset_is_raised_to_13_with_a_note() -> None:
             "raised to opset 13, which its number formats need (was opset 11, IR version 8)",
         )
         onnx.checker.check_model(made.proto, full_check=True)
+
+
+def test_float16_tensors_have_float16_scales_and_opset_19() -> None:
+    model = parsed("g (float16[4] x) => (float16[4] y) { [r] t = Relu(x)  [n] y = Neg(t) }")
+    numbers = Quantizer(model, {"t": TensorRange(-1.0, 2.0)})
+    made = Model(insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers).proto)
+    onnx.checker.check_model(made.proto, full_check=True)
+    assert (made.array("t_scale").dtype, made.opset) == (np.float16, 19)
 
 
 @pytest.mark.parametrize("shape", ["", "[2,3]"])

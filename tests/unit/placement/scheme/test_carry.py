@@ -68,6 +68,20 @@ def test_a_scheme_of_another_pattern_is_an_error(text: str) -> None:
         placement_of(Frames(model, regions), {leaf_with(regions, "a").id: parse_scheme(text)})
 
 
+def test_a_scheme_fits_a_region_whose_commutative_operands_are_exchanged() -> None:
+    model = model_of(
+        """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
+            a = Conv(x, w)  b = Relu(a)  p = Add(a, b)  y = Sigmoid(p)
+            c = Conv(x, w)  d = Relu(c)  q = Add(d, c)  z = Sigmoid(q) }"""
+    )
+    regions = cut(model, ["a", "b", "p", "y"], ["c", "d", "q", "z"])
+    frames, first, second = Frames(model, regions), leaf_with(regions, "a"), leaf_with(regions, "c")
+    given = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
+    scheme = schemes_of(frames, given)[first.id]
+    (found,) = placement_of(frames, {second.id: scheme}).sites
+    assert (found.tensor, found.consumers) == ("d", (Consumer("q", 0),))
+
+
 def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
     model = load_model(models / "squeezenet10.onnx")
     space = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))

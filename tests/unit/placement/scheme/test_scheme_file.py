@@ -153,11 +153,19 @@ def round_three(site: dict[str, Any]) -> None:
     site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
 
 
+def damage_rounding(site: dict[str, Any]) -> None:
+    site["rounding"] = "aGVsbG8="
+
+
 @pytest.mark.parametrize(
     ("change", "note"),
-    [(shorten, "channels on axis 0, the scheme"), (round_three, "its rounding does not fit")],
+    [
+        (shorten, "channels on axis 0, the scheme"),
+        (round_three, "its rounding does not fit"),
+        (damage_rounding, "its rounding does not fit"),
+    ],
 )
-def test_numbers_of_another_channel_count_are_omitted_with_a_note(
+def test_numbers_that_are_damaged_or_of_another_channel_count_are_omitted_with_a_note(
     path: Path, model: Model, change: Callable[[dict[str, Any]], None], note: str
 ) -> None:
     content = json.loads(path.read_text())
