@@ -201,3 +201,11 @@ def test_each_run_has_its_own_time(runs: int):
         timed = cuda.time_runs(stream, work, runs)
     assert timed.device_ms == tuple(range(1, runs + 1))
     assert len(timed.host_ms) == runs
+
+
+@pytest.mark.usefixtures("newest")
+def test_warm_up_lasts_for_the_given_runs_and_time():
+    with closing(cuda.Stream()) as stream:
+        assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
+        assert cuda.warm_up(stream, lambda: None, 7, 0) == 7
+        assert cuda.warm_up(stream, lambda: None, 1, 5) > 1

@@ -357,6 +357,12 @@ def test_a_slice_far_below_its_output_is_noted_unless_it_has_a_limit(limits: dic
     assert any(section.text.startswith(text) for section in verdict.sections) == is_noted
 
 
+def test_a_failed_check_of_an_unchanged_model_lists_its_candidates() -> None:
+    sections = judge("speedup", ALONE, min=1.3).sections
+    (listed,) = (each for each in sections if each.title == "Candidates that were not selected")
+    assert [row[0] for row in listed.rows] == ["fastest candidate", "everything quantized"]
+
+
 def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:
     evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
     verdict = judge("parity", evidence, min_sqnr_db=20)

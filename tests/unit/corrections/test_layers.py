@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
@@ -44,6 +45,17 @@ def test_means_of_windows_times_weights_are_means_of_the_outputs(data: st.DataOb
     found = np.einsum("goc,gc->go", layer.matrix(weight), means).reshape(-1)
     expected = outputs(model, x).mean(axis=(0, *range(2, rank + 2)))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "transposed"), [("MatMul", 0), ("Gemm", 0), ("Gemm", 1)])
+def test_rows_times_weights_are_the_outputs(op: str, transposed: int) -> None:
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((3, 4) if transposed else (4, 3)).astype(np.float32)
+    x = random.standard_normal((5, 4)).astype(np.float32)
+    model = linear_model(op, weight, 2, **({"transB": transposed} if op == "Gemm" else {}))
+    layer = layer_of(model)
+    found = layer.rows(x)[:, 0] @ layer.matrix(weight)[0].T
+    np.testing.assert_allclose(found, outputs(model, x), atol=1e-5)
 
 
 def test_inputs_of_another_shape_have_no_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -23,3 +24,16 @@ def test_the_noisiest_items_are_sorted_and_the_rest_is_that_of_the_others(
     powers = [power for _, power in found]
     assert powers == pytest.approx(sorted(values, reverse=True)[:wanted])
     assert math.fsum(powers) + rest == pytest.approx(math.fsum(values))
+
+
+def test_the_noisiest_of_many_items_need_few_measurements() -> None:
+    values = dict.fromkeys(range(1000), 1e-6) | {137: 5.0, 900: 3.0, 901: 4.0}
+    measured = []
+
+    def measure(items: Sequence[int]) -> float:
+        measured.append(items)
+        return math.fsum(values[item] for item in items)
+
+    found, _ = noisiest(range(1000), measure, 3)
+    assert [item for item, _ in found] == [137, 901, 900]
+    assert len(measured) <= 2 * 3 * math.ceil(math.log2(1000))

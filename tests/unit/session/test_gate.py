@@ -219,6 +219,16 @@ def test_a_model_that_does_not_pass_is_measured_again_and_each_update_mode_renew
         assert ["is stale" in note for note in bench.notes] == [True] * (ratio == 0.5)
 
 
+def test_figures_of_earlier_baselines_and_of_other_devices_are_in_the_evidence(bench: Bench) -> None:
+    bench.renew(Machine(seed=1), "new")
+    other = unsigned(bench.file.read_text()).replace("sample-device", "other-device")
+    bench.file.with_name("other-device.json").write_text(other)
+    written, compared = bench.renew(Machine(0.5, seed=2)), bench.gate(Machine(0.5, seed=3))
+    for found in (only(written), only(compared)):
+        assert [round(figure.ratio.median, 1) for figure in found.history] == [0.6, 0.5]
+    assert [figure.device for figure in found.elsewhere] == ["other-device"]
+
+
 def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:
     """Earlier versions wrote no first runs."""
     bench.renew(Machine())

@@ -219,9 +219,7 @@ def test_an_lstm_with_a_scale_for_each_row_comes_back(directions: int, width: in
     "name",
     ["products", "gemm transposed", "lstm", "lstm of two directions", "attention", "attention with a mask"],
 )
-def test_strip_restores_the_float_model_from_quantize_dynamic(
-    name: str, per_channel: bool, tmp_path: Path
-) -> None:
+def test_strip_and_import_invert_quantize_dynamic(name: str, per_channel: bool, tmp_path: Path) -> None:
     model = MODELS[name]()
     quantized = _dynamic(model, tmp_path, per_channel=per_channel, weights=QuantType.QInt8)
     kernels = ("MatMulInteger", "DynamicQuantizeLSTM", "QAttention")
@@ -231,6 +229,9 @@ def test_strip_restores_the_float_model_from_quantize_dynamic(
     assert not name.startswith("attention") or _bytes(stripped) == _bytes(model.proto)
     domains = {opset.domain for opset in stripped.opset_import}
     assert (CONTRIBUTED in domains) == name.startswith("attention")
+    imported, space = import_placement(quantized, model), _space(model)
+    assert imported.notes == ()
+    assert labels_of(space, imported.placement) == space.uniform("dynamic")
 
 
 def _convolutions() -> Model:

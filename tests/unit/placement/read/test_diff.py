@@ -81,6 +81,24 @@ def test_changed_numbers_of_a_pair_are_reported(
     assert diff_models(one, one).same
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q = QuantizeLinear<output_dtype = 19>(x, s)  d = DequantizeLinear(q, s)  y = Neg(d)",
+        "w = DequantizeLinear<axis = 1, block_size = 2>(i, s)  y = Add(x, w)",
+    ],
+    ids=["fp8", "blocks"],
+)
+def test_pairs_that_no_scheme_carries_are_compared(text: str) -> None:
+    def make(scale: float) -> Model:
+        scales = np.full((2, 2) if "block" in text else (), scale, F32)
+        return net(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", s=scales, i=np.ones((2, 4), np.int8))
+
+    assert diff_models(make(0.5), make(0.5)).same
+    (change,) = diff_models(make(0.5), make(0.6)).changed
+    assert [each.kind for each in change.changes] == ["scale"]
+
+
 def test_an_unnamed_node_that_was_added_renumbers_no_other() -> None:
     text = "g (float[2] x) => (float[2] y) {{ a = Exp(x) {} }}"
     one = net(text.format("b = Neg(a)  y = Mul(b, w)"), w=np.array([1, 2], F32))

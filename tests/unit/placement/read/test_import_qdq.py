@@ -113,6 +113,8 @@ def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
     assert fitted.placement.sites == frozenset()
     assert any("the model has no node '" in note for note in fitted.notes)
+    assert len(fitted.notes) == 4
+    assert fitted.notes[-1].endswith("more tensors without a place in this model")
 
 
 def test_a_quantizer_with_several_readers_is_one_site() -> None:
