@@ -302,8 +302,11 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
     if inside:
         copy_fields(node, flat, but={"attribute"})
         for attribute in node.attribute:
-            if attribute.name in inside:  # in place of a body: the operators in it except pairs, as text
-                kinds = (inner.op_type for inner in attribute.g.node if inner.op_type not in QDQ_OPS)
+            if (
+                attribute.name in inside
+            ):  # in place of a body: its operators except pairs and constants, as text
+                left_out = _OF_PAIRS | {"Constant"}
+                kinds = (inner.op_type for inner in attribute.g.node if inner.op_type not in left_out)
                 flat.attribute.append(helper.make_attribute(attribute.name, ",".join(kinds)))
             else:
                 flat.attribute.append(attribute)

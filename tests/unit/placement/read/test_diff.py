@@ -176,6 +176,27 @@ def test_connections_are_compared_and_names_of_inner_tensors_are_not() -> None:
     assert found.skeleton.changed == ("'Abs#0': makes y > z", "'Neg#1': makes z > y")
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "q, s, z = DynamicQuantizeLinear(x)  d = DequantizeLinear(q, s, z)",
+        "s = Constant<value_float = 0.5>()  q = QuantizeLinear(x, s)  d = DequantizeLinear(q, s)",
+    ],
+    ids=["scales found at run time", "a scale in a Constant"],
+)
+def test_pairs_in_a_branch_leave_its_operators_equal(pair: str) -> None:
+    branches = ("u = MatMul(x, x)", f"{pair}  u = MatMul(d, d)")
+    texts = (
+        f"""g (bool c, float[2,2] x) => (float[2,2] y) {{
+            y = If (c) <then_branch = t () => (float[2,2] u) {{ {branch} }},
+                        else_branch = e () => (float[2,2] v) {{ v = Neg(x) }}> }}"""
+        for branch in branches
+    )
+    difference = diff_models(*map(net, texts))
+    assert len(difference.added) == 1
+    assert not difference.skeleton.differs
+
+
 def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: Path) -> None:
     given = load_model(models / "ultraface_rfb320.onnx")
     folded = fold_batchnorm(given)
