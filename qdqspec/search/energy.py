@@ -34,12 +34,13 @@ from qdqspec.types import HALVES, Placement, Trial, kind_of
 
 # milliseconds by block and code, and milliseconds of converting each edge by pair of domains
 _Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
+_Around: TypeAlias = tuple[int, ...]  # the code of a block, and those of its neighbours
 
 
 class Energy:
     """The energy of a labelling ``codes``::
 
-        sum over blocks b:  times[b, codes[b]] + price * noise[b, codes[b]]
+        sum over blocks b:  times[b, codes[b]] + slowdown of b among its neighbours + price * noise[b, codes[b]]
         sum over edges e, each pair of domains p that e converts between:  share * converting[e, p]
 
     ``times`` and ``converting`` are in milliseconds of a run, at the speed at which the reference was profiled;
@@ -48,6 +49,11 @@ class Energy:
     The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
     a share of the float time: the mean share of measured blocks of the same operators and one assumed share.
     Conversions are measured, or estimated by the size of the tensor.
+
+    A kernel may be far slower among some neighbours, where the runtime keeps another layout: a MaxPool of integers
+    behind a float convolution took fifty times its time behind an integer one (ONNX Runtime 1.32). A time that exceeds
+    the least of its label by more than the share ``surprise`` of the reference counts for the same labels of the
+    neighbours only: the slowdown. A smaller share takes noise for slowdowns.
 
     ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried. ``run_elements``
     are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
@@ -60,19 +66,22 @@ class Energy:
         *,
         linear_share: float = 0.6,
         run_elements: float = 4096,
+        surprise: float = 0.05,
     ) -> None:
         self.space = space
         self.blocks = tuple(blocks)
         self.noise: Floats | None = None
         self.reference_ms = 0.0  # sum of all kernels of the float model
         self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
-        self._linear_share, self._run_elements = linear_share, run_elements
+        self._linear_share, self._run_elements, self._surprise = linear_share, run_elements, surprise
         self._block_of = nodes_of_blocks(space, blocks)
         self._domains = domains_of(space)
         self._edges = edges_between(space, self._block_of)
         self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
         self._kinds = [_kind(space, block) for block in blocks]
-        self._block_times: list[dict[int, list[float]]] = [{} for _ in blocks]  # by code
+        self._block_times: list[dict[_Around, list[float]]] = [
+            {} for _ in blocks
+        ]  # by code and neighbours' codes
         self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
         self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
         for number, edge in enumerate(self._edges):
@@ -143,12 +152,39 @@ class Energy:
             owners = {block_of[node] for node in layer.nodes if node in block_of}
             for owner in owners:
                 spent[owner] += scale * layer.milliseconds / len(owners)
-        for seen, code, milliseconds in zip(self._block_times, codes, spent, strict=True):
-            seen.setdefault(code, []).append(milliseconds)
+        for index, (seen, milliseconds) in enumerate(zip(self._block_times, spent, strict=True)):
+            seen.setdefault(self._around_of(codes, index), []).append(milliseconds)
+
+    def _around_of(self, codes: Sequence[int], block: int) -> _Around:
+        return (codes[block], *(codes[other] for other in self._neighbours[block]))
+
+    def _usual_times(self) -> list[dict[int, float]]:
+        """Milliseconds of each block by measured code; sets the slowdowns."""
+        usual: list[dict[int, float]] = []
+        self.slowdowns: list[dict[_Around, float]] = []
+        for seen in self._block_times:
+            by_code: dict[int, list[float]] = {}
+            for around, own in seen.items():
+                by_code.setdefault(around[0], []).extend(own)
+            most = {code: min(own) + self._surprise * self.reference_ms for code, own in by_code.items()}
+            medians = {
+                code: float(np.median([time for time in own if time <= most[code]]))
+                for code, own in by_code.items()
+            }
+            means = {around: float(np.mean(own)) for around, own in seen.items()}
+            usual.append(medians)
+            self.slowdowns.append(
+                {
+                    around: mean - medians[around[0]]
+                    for around, mean in means.items()
+                    if mean > most[around[0]]
+                }
+            )
+        return usual
 
     def _times_of_blocks(self) -> tuple[Floats, Floats]:
         """Milliseconds of each block under each code, and which of them are measured."""
-        medians = [{code: float(np.median(own)) for code, own in seen.items()} for seen in self._block_times]
+        medians = self._usual_times()
         totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
         for known, kind in zip(medians, self._kinds, strict=True):
             for code in known.keys() - {FP} if FP in known else ():
@@ -227,6 +263,7 @@ class Energy:
     def _total(self, terms: _Terms, codes: Sequence[int]) -> float:
         times, costs = terms
         total = sum(own[code] for own, code in zip(times, codes, strict=True))
+        total += sum(self._slowdown(codes, block) for block in range(len(codes)))
         for edge, own in zip(self._edges, costs, strict=True):
             for pair in edge.conversions(codes, self._domains):
                 total += own[pair]
@@ -236,10 +273,15 @@ class Energy:
         """The part of the energy that depends on one block."""
         times, costs = terms
         total = times[block][codes[block]]
+        total += sum(self._slowdown(codes, near) for near in (block, *self._neighbours[block]))
         for number in self._around[block]:
             for pair in self._edges[number].conversions(codes, self._domains):
                 total += costs[number][pair]
         return total
+
+    def _slowdown(self, codes: Sequence[int], block: int) -> float:
+        known = self.slowdowns[block]
+        return known.get(self._around_of(codes, block), 0.0) if known else 0.0
 
     def _added(self, terms: _Terms, codes: list[int], block: int, code: int) -> float:
         """The energy that changing one block adds."""
@@ -308,6 +350,8 @@ class Energy:
                 if added < -1e-9:  # less is a rounding error
                     codes[block] = best
                     stale.update(self._neighbours[block])
+                    slow = (near for near in self._neighbours[block] if self.slowdowns[near])
+                    stale.update(*(self._neighbours[near] for near in slow))
         return codes
 
 

@@ -130,7 +130,7 @@ class Contest:
         if before is not None:
             opponent = before.placement.digest
             same = Race(opponent=opponent, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
-            trial = replace(trial, ratio=before.ratio, samples=before.samples)
+            trial = replace(trial, ratio=before.ratio, samples=before.samples, layers=before.layers)
             return replace(trial, race=same, accuracy=before.accuracy)
         notes = tuple[str, ...]()
         with bench.exclusive():

@@ -43,10 +43,11 @@ def test_a_faster_candidate_becomes_the_incumbent_and_ratios_are_multiplied(make
 def test_a_candidate_with_a_known_graph_is_not_raced(make_lab: MakeLab) -> None:
     lab = make_lab(one=Candidate(scale=1.3, graph="g"), two=Candidate(scale=1.3, graph="g"))
     arena = started(lab)
-    one, two = arena.trial(1, placement("one"), "p"), arena.trial(2, placement("two"), "p")
+    one, two = (arena.trial(i, placement(name), "p", profile=True) for i, name in ((1, "one"), (2, "two")))
     assert (two.race.verdict, two.race.pairs) == ("same graph", 0)
     assert two.race.opponent == placement("one").digest
-    assert (two.ratio, two.samples) == (one.ratio, one.samples)
+    assert one.layers
+    assert (two.ratio, two.samples, two.layers) == (one.ratio, one.samples, one.layers)
     assert len(lab.open) == 1
 
 
