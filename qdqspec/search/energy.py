@@ -51,9 +51,9 @@ class Energy:
     Conversions are measured, or estimated by the size of the tensor.
 
     A kernel may be far slower among some neighbours, where the runtime keeps another layout: a MaxPool of integers
-    behind a float convolution took fifty times its time behind an integer one (ONNX Runtime 1.32). A time that exceeds
-    the least of its label by more than the share ``surprise`` of the reference counts for the same labels of the
-    neighbours only: the slowdown. A smaller share takes noise for slowdowns.
+    behind a float convolution took fifty times its time behind an integer one (ONNX Runtime 1.32). A time that is
+    more than twice the least of its label, by more than the share ``surprise`` of the reference, counts for the same
+    labels of the neighbours only: the slowdown. A smaller share takes noise for slowdowns.
 
     ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried. ``run_elements``
     are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
@@ -166,7 +166,8 @@ class Energy:
             by_code: dict[int, list[float]] = {}
             for around, own in seen.items():
                 by_code.setdefault(around[0], []).extend(own)
-            most = {code: min(own) + self._surprise * self.reference_ms for code, own in by_code.items()}
+            allowance = self._surprise * self.reference_ms
+            most = {code: min(own) + max(min(own), allowance) for code, own in by_code.items()}
             medians = {
                 code: float(np.median([time for time in own if time <= most[code]]))
                 for code, own in by_code.items()
