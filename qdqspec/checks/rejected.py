@@ -139,7 +139,7 @@ def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0, far: 
     ways = ["allow more patterns"] if rules.allow or rules.deny or rules.exclude else []
     if below := _faster_below_limit(search):
         ways.append(f"lower tune.min_sqnr_db ({count_text(below, 'faster candidate')} below it)")
-    if search.ended_by:  # else more builds would not be used
+    if search.ended_by and not search.ended:  # else more builds would not be used
         limits = {"build": "tune.trials", "run": "--qdq-time-limit"}
         name = next((name for word, name in limits.items() if word in search.ended_by), "tune.minutes")
         ways.append(f"raise {name}" if search.unchanged else f"raise {name} ({tried})")

@@ -190,10 +190,11 @@ def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.1) 
         missing = "no block can be quantized"
     elif not tuning.limits.are_measured:
         missing = "the search had neither an accuracy constraint nor accuracy as an objective"
-    rejected, ended = _rejected(tuning, confirmed), ""
+    rejected, ended, ended_by = _rejected(tuning, confirmed), "", search.ended_by
     least_gain = getattr(search.strategy, "least_gain", None)
     if least_gain and not search.ended_by:  # the strategy estimates the gain of a build
         built = count_text(candidates_of(search.trials), "build")
+        ended_by = f"expected gain below {100 * least_gain:g} %"
         ended = (
             f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
         )
@@ -219,7 +220,7 @@ def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.1) 
         strategy=tuning.strategy,
         eps=search.contest.eps,
         float_runs=1e3 * (time.monotonic() - tuning.started[0]) / reference_ms,
-        ended_by=search.ended_by,
+        ended_by=ended_by,
         cut_short=cut_short,
         ended=ended,
         rejected=rejected,

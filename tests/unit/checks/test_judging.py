@@ -60,10 +60,10 @@ def timed(*wall: float, cpu: tuple[float, ...] = ()) -> Evidence:
     return with_latency(FASTER, samples=samples, ratios=ratios, clock="wall")
 
 
-def ended(ended_by: str, **patterns: tuple[str, ...]) -> Evidence:
+def ended(ended_by: str, expected: str = "", **patterns: tuple[str, ...]) -> Evidence:
     assert FASTER.search is not None
     case = replace(FASTER.case, patterns=PatternRules(**patterns))
-    return replace(FASTER, case=case, search=replace(FASTER.search, ended_by=ended_by))
+    return replace(FASTER, case=case, search=replace(FASTER.search, ended_by=ended_by, ended=expected))
 
 
 def with_outputs(*outputs: TensorParity) -> Evidence:
@@ -289,6 +289,12 @@ ADVICE: list[tuple[str, Evidence, dict, str]] = [
     ("speedup", ended("its limit of 5 min 00 s"), {"min": 1.9}, "tune.minutes"),
     ("speedup", ended("the time limit of the run"), {"min": 1.9}, "--qdq-time-limit"),
     ("speedup", ended(""), {"min": 1.9}, "Use another number format, or lower min."),  # it was complete
+    (
+        "speedup",
+        ended("expected gain below 1 %", "less than 1%"),
+        {"min": 1.9},
+        "Use another number format, or",
+    ),
     ("speedup", ended("", deny=("Softmax",)), {"min": 1.9}, "Allow more patterns, or lower min."),
     ("parity", in_steps(15.1, 40.0), {"min_sqnr_db": 20}, "in its Q/DQ arithmetic, before any runtime"),
     ("parity", in_steps(40.0, 15.1), {"min_sqnr_db": 20}, "qdqspec explain"),

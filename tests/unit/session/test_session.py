@@ -100,6 +100,14 @@ def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
 
 
+def test_a_search_that_expects_too_little_of_a_further_build_says_so(open_session: Open, case: Case) -> None:
+    search = open_session().search(replace(case, tune=replace(case.tune, preset="default", trials=100)))
+    assert search.ended_by == "expected gain below 1 %"
+    assert re.search(
+        r"ended after \d+ builds: less than 1% of the time is expected of another", search.reason
+    )
+
+
 def test_two_searches_with_one_seed_have_the_same_journal(
     open_session: Open, case: Case, tmp_path: Path
 ) -> None:
