@@ -51,7 +51,7 @@ class Energy:
     Conversions are measured, or estimated by the size of the tensor.
 
     A kernel may be far slower among some neighbours, where the runtime keeps another layout: a MaxPool of integers
-    behind a float convolution took fifty times its time behind an integer one (ONNX Runtime 1.32). A time that is
+    behind a float convolution took seventy times its time behind an integer one (ONNX Runtime 1.32). A time that is
     more than twice the least of its label, by more than the share ``surprise`` of the reference, counts for the same
     labels of the neighbours only: the slowdown. A smaller share takes noise for slowdowns.
 
