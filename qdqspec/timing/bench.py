@@ -38,7 +38,7 @@ from qdqspec.types import (
 )
 
 CONFIRM_BUILDS = 3
-CONFIRM_ROUNDS = 24
+CONFIRM_ROUNDS = 12
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 
 Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
@@ -237,7 +237,7 @@ class Bench:
         reference: Trial,
         seconds: float | None = None,
         *,
-        plans: Sequence[tuple[int, int]] = ((5, 12), (5, 6), (3, 6)),
+        plans: Sequence[tuple[int, int]] = ((5, 6), (3, 6)),
         assumed: float = 0.05,
     ) -> tuple[float, Samples]:
         """The smallest significant difference, by the variation between builds of the reference, and their samples.

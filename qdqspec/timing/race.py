@@ -129,10 +129,9 @@ class Turn:
         return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
 
     def both(self, engine: Engine) -> Samples:
-        """The sample of a turn, with its first run, which follows a run of another model."""
-        warmup = max(1, self.warmup)
-        taken = time_after_another(engine, warmup + self.runs, self.warmup)
-        steady = median_sample(on_each_clock(lambda times: times[warmup:], taken))
+        """The sample of a turn, with a run that follows a run of another model."""
+        taken = time_after_another(engine, self.runs, max(1, self.warmup))
+        steady = median_sample(on_each_clock(lambda times: times[1:], taken))
         return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
@@ -145,15 +144,15 @@ class Turn:
 
 
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
-    """Time runs, the first of which follows a run of another model.
+    """Time one run that follows a run of another model, and ``runs`` that follow ``warmup`` others of this one.
 
-    A fast model in a process of its own runs ``warmup`` times before: see `IsolatedEngine.time_after_another`. Of
-    others that is the first run of a turn, of which the change of the process is a small part.
+    See `IsolatedEngine.time_after_another` for a fast model in a process of its own. Of others the first run of a turn
+    is the one after another model: the change of the process is a small part of it.
     """
     own = getattr(engine, "time_after_another", None)
     at = {"profile": profile} if profile else {}
     if own is None or warmup < MOST_RUNS:
-        return engine.time(runs, **at)
+        return on_each_clock(lambda times: times[:1] + times[warmup:], engine.time(warmup + runs, **at))
     taken: Samples = own(runs, warmup, **at)
     return taken
 
@@ -265,7 +264,7 @@ class AllProfiles:
         return as_one(parts, self._shares)
 
     def time_after_another(self, runs: int, warmup: int) -> Samples:
-        """Like `time`, of runs after another model at every profile."""
+        """Like `time`, with a run after another model first, at every profile."""
         profiles = range(len(self._shares))
         parts = [time_after_another(self._engine, runs, warmup, profile=number) for number in profiles]
         return as_one(parts, self._shares)

@@ -162,12 +162,12 @@ class IsolatedEngine:
         return self._timed(runs, warmup, profile)
 
     def time_after_another(self, runs: int, warmup: int, profile: int = 0) -> Samples:
-        """Time runs, the first of which follows a run of another model of the same size.
+        """Time one run after a run of another model of the same size, then ``runs`` after ``warmup`` untimed ones.
 
-        Before the first timed run the process runs the model ``warmup`` times, then a second engine of it. A
-        run right after a wait for another process would take longer, and no program that runs two models in one
-        process has such a wait. Of a large model, or where a device computes, the first run after that of
-        another process is timed.
+        For the one the process runs the model, then a second engine of it, then the model again. A run right
+        after a wait for another process would take longer, and no program that runs two models in one process has
+        such a wait. Of a large model, or where a device computes, the first run after that of another process is
+        timed.
         """
         return self._timed(runs, warmup, profile, after_another=True)
 

@@ -99,18 +99,20 @@ class Service:
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Reply:
-        engine, warmup, profile = self._built(), header["warmup"], header["profile"]
+        engine, runs, warmup, profile = self._built(), header["runs"], header["warmup"], header["profile"]
         with self.where():
-            if header["after_another"]:
-                if self.build_other is not None:
-                    engine.time(1, warmup - 1, profile)
-                    if self.other is None:
-                        self.other = self.build_other()
-                        for number, feeds in self.bound.items():
-                            self.other.bind(feeds, number)
-                    self.other.time(1, profile=profile)
-                warmup = 0
-            samples = engine.time(header["runs"], warmup, profile)
+            if not header["after_another"]:
+                samples = engine.time(runs, warmup, profile)
+            elif self.build_other is None:
+                samples = engine.time(1, 0, profile) + engine.time(runs, warmup - 1, profile)
+            else:
+                warm = engine.time(runs, warmup, profile)
+                if self.other is None:
+                    self.other = self.build_other()
+                    for number, feeds in self.bound.items():
+                        self.other.bind(feeds, number)
+                self.other.time(1, 0, profile)
+                samples = engine.time(1, 0, profile) + warm
         return {"samples": to_data(samples)}, {}
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Reply:

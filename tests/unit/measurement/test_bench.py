@@ -47,7 +47,7 @@ def make_lab(tmp_path: Path) -> MakeLab:
 # ---- noise --------------------------------------------------------------------------------------
 
 
-BUILDS, ROUNDS = 5, 12
+BUILDS, ROUNDS = 5, 6
 MADE = known(REFERENCE, 1.0, samples=Samples(wall_ms=(1.0, 1.0)), build_seconds=0.01)
 
 
