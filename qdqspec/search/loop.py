@@ -62,14 +62,17 @@ class Contest:
     A candidate wins if it was faster than the incumbent by ``eps`` in a race, was so again with both built anew, and
     meets the ``limits`` on all data. A candidate that the limits exclude is not raced: its ratio comes from a few runs.
     A candidate with the optimized graph of an earlier one takes over its result. Parts of the model are raced for a
-    gain of ``part_eps``: a smaller value takes longer races.
+    gain of ``part_eps``: a smaller value takes longer races. A gain of ``clear`` times ``eps``, at least eight
+    deviations between builds, wins in one race: with a larger value more wins cost two further builds.
     """
 
-    def __init__(self, bench: Bench, limits: Limits | None = None, *, part_eps: float = 0.01) -> None:
+    def __init__(
+        self, bench: Bench, limits: Limits | None = None, *, part_eps: float = 0.01, clear: float = 4.0
+    ) -> None:
         self.eps = FLOOR_EPS
         self.best: float | None = None  # the incumbent's time over the reference's
         self.limits = limits or Limits()
-        self._bench, self._part_eps = bench, part_eps
+        self._bench, self._part_eps, self._clear = bench, part_eps, clear
         self._incumbent = NO_PAIRS
         self._reference_seconds = 0.0  # that its build took
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
@@ -167,14 +170,14 @@ class Contest:
             return measure(trial, several)
 
     def _raced(self, trial: Trial, built: Built, best: float) -> Trial:
-        """Race a challenger. A winner must win again, with both built anew, by what makes the mean gain significant.
+        """Race a challenger. A small gain must be won again, with both built anew, so that the mean is significant.
 
         Builds of one model differ by more than a race resolves: without the second race one in six challengers that
         were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0007).
         """
         bench = self._bench
         outcome, ours, theirs = bench.race(_open(built), self._incumbent, self.eps)
-        if outcome.verdict == "faster":
+        if outcome.verdict == "faster" and outcome.ratio > (1 - self.eps) ** self._clear:
             bench.drop()
             self._rebuild(built)
             enough = float(np.clip(1 - (1 - self.eps) ** 2 / outcome.ratio, FLOOR_EPS, self.eps))
