@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-
-import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
-from qdqspec.search.blocks import UnitBlock, labels_of, tie, uniform_codes
+from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
+from qdqspec.search.blocks import labels_of, tie, uniform_codes
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
 
 
 class Exhaustive(Stepwise):
     """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
-
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        super().__init__(self._all(tie(setup.space)), setup)
 
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
@@ -32,9 +26,9 @@ class Exhaustive(Stepwise):
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
         return _count(space)
 
-    def _all(self, blocks: Sequence[UnitBlock]) -> Steps[None]:
+    def _search(self) -> Steps[None]:
         yield self.first_proposals()
-        space = self.space
+        space, blocks = self.space, tie(self.space)
         yield [profiled(placement, "pure") for placement in self.fitted_everything()]
         every = itertools.product(*(block.codes for block in blocks))
         labellings = itertools.chain(

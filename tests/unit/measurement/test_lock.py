@@ -21,14 +21,12 @@ from qdqspec.timing.lock import DeviceLock, RunLock
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.timing.lock import RunLock
+from qdqspec.timing.lock import DeviceLock, RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
-DEVICE_HOLDER = HOLDER.replace(
-    "RunLock(Path(sys.argv[1]))", "DeviceLock('a cpu', folder=Path(sys.argv[1]))"
-).replace("import RunLock", "import DeviceLock")
+DEVICE_HOLDER = HOLDER.replace("RunLock(Path", "DeviceLock('a cpu', folder=Path")
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +35,10 @@ def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def held_elsewhere(program: str, *arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def held_elsewhere(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds a lock until its input ends."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    with holder:
+    command, pipe = [sys.executable, "-c", program, str(folder)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         yield holder
         holder.kill()
@@ -103,8 +95,9 @@ def test_a_process_never_waits_for_itself(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_device_is_in_the_users_folder() -> None:
     with DeviceLock("a cpu") as held:
-        assert str(os.getuid()) in held._lock.path.parent.parent.name
-        assert held._lock.path.parent.parent.stat().st_mode & 0o077 == 0
+        own = held.path.parent.parent
+        assert str(os.getuid()) in own.name
+        assert own.stat().st_mode & 0o077 == 0
 
 
 def test_a_lock_that_cannot_be_made_or_taken_is_an_output_error(tmp_path: Path) -> None:

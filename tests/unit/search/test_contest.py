@@ -52,7 +52,7 @@ def test_a_candidate_with_a_known_graph_is_not_raced(make_lab: MakeLab) -> None:
 
 
 def test_a_candidate_whose_layers_cannot_be_timed_is_raced_without_them(make_lab: MakeLab) -> None:
-    """This happens if the runtime builds a large model again for its profile, which takes too long."""
+    """As if the runtime builds a large model again for its profile, which takes too long."""
     lab = make_lab(odd=Candidate(scale=0.5, fails=lambda where, _: where == "layers"))
     arena = started(lab)
     trial = arena.trial(1, placement("odd"), "p", profile=True)
@@ -66,10 +66,9 @@ def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str)
     lab = make_lab(bad=Candidate(fails=lambda where, _: where == stage))
     arena = started(lab)
     trial = arena.trial(1, placement("bad"), "p", profile=True)
-    assert (trial.status, trial.incumbent, trial.ratio) == ("failed", False, None)
+    assert (trial.status, trial.incumbent, trial.ratio, arena.best) == ("failed", False, None, 1.0)
     assert f"bad fails in {stage}" in (trial.error or "")
     assert "bad" not in {engine.name for engine in lab.open}
-    assert arena.best == 1.0
 
 
 def test_the_folder_of_the_candidates_is_not_in_the_message_of_a_failure(
@@ -97,22 +96,13 @@ def test_an_incumbent_that_fails_in_a_race_is_built_again_for_the_same_challenge
     assert lab.built.count("reference") >= 2
 
 
-def test_a_recorded_trial_without_a_time_gives_no_time(make_lab: MakeLab) -> None:
-    """A block that was quantized alone to measure its SQNR may be a candidate later: a resumed run races it, too."""
-    lab = make_lab(new=Candidate(scale=0.5, graph="g"))
-    arena = Arena(lab)
-    arena.recall(known(REFERENCE, 1.0))
-    arena.recall(replace(known(placement("new"), 1.0, graph_hash="g"), ratio=None, incumbent=False))
-    trial = arena.trial(2, placement("new"), "refine")
-    assert trial.race.verdict == "faster"
-    assert trial.ratio == pytest.approx(0.5, rel=0.1)
-
-
 def test_an_incumbent_of_an_earlier_run_is_built_when_first_needed(make_lab: MakeLab) -> None:
-    lab = make_lab(fast=Candidate(scale=0.5), faster=Candidate(scale=0.3))
+    """A block that was quantized alone to measure its SQNR may be a candidate later: it has no time, and is raced."""
+    lab = make_lab(fast=Candidate(scale=0.5), faster=Candidate(scale=0.3, graph="g"))
     arena = Arena(lab)
     arena.recall(known(REFERENCE, 1.0))
     arena.recall(known(placement("fast"), 0.5))
+    arena.recall(replace(known(placement("faster"), 1.0, graph_hash="g"), ratio=None, incumbent=False))
     assert not lab.built
     trial = arena.trial(2, placement("faster"), "p")
     assert trial.incumbent
@@ -194,7 +184,7 @@ PART = ("n1", "n2")
 
 
 def with_parts(lab: Lab) -> Arena:
-    """A arena that writes a float part as the candidate ``part``, and a part with pairs as that of the placement."""
+    """An arena that writes a float part as the candidate ``part``, and a part with pairs as that of the placement."""
 
     def extract(what: Placement, nodes: tuple[str, ...]) -> tuple[Path, Load]:
         return lab.write(what) if what.sites else Path("part"), Load(feeds=FEEDS)
@@ -210,6 +200,7 @@ def test_a_part_is_raced_against_the_same_part_in_float_and_never_becomes_the_in
     make_lab: MakeLab,
 ) -> None:
     lab = make_lab(QUIET, part=Candidate(scale=0.2), half=Candidate(scale=0.1))
+    lab.candidates["weak"] = Candidate(fails=lambda stage, count: stage == "time" and count > 2)
     arena = with_parts(lab)
     floats, trial = part_of(arena, REFERENCE), part_of(arena, placement("half"))
     assert (floats.ratio, floats.race, floats.subgraph) == (1.0, None, PART)
@@ -218,22 +209,12 @@ def test_a_part_is_raced_against_the_same_part_in_float_and_never_becomes_the_in
     assert trial.layers
     assert (trial.incumbent, arena.best) == (False, 1.0)
     assert [engine.name for engine in lab.open] == ["reference", "part"]
+    assert not part_of(arena, placement("weak")).ok
+    assert [engine.name for engine in lab.open] == ["reference"], "no part that failed in its race stays open"
+    assert part_of(arena, placement("half")).ok
     assert arena.trial(2, placement("half"), "pure").incumbent
     arena.bench.close()
     assert lab.open == []
-
-
-def test_no_engine_of_a_part_that_fails_in_its_race_stays_open(make_lab: MakeLab) -> None:
-    lab = make_lab(part=Candidate(), weak=Candidate(fails=lambda stage, count: stage == "time" and count > 2))
-    arena = with_parts(lab)
-    part_of(arena, REFERENCE)
-    assert not part_of(arena, placement("weak")).ok
-    assert [engine.name for engine in lab.open] == ["reference"]
-    lab.candidates["weak"] = Candidate()
-    assert part_of(arena, placement("weak")).ok
-
-
-# ---- separate build and measurement -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("second", "won"), [(0.97, True), (0.99, False)])

@@ -17,7 +17,7 @@ from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.loop import Built, Search
 from qdqspec.testing.strategies import Oracle, small_space
-from qdqspec.types import Placement, Progress, Race, Samples, Trial
+from qdqspec.types import Progress, Race, Samples, Trial
 from tests.support.lab import REFERENCE, placement
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
@@ -54,33 +54,28 @@ class Contest:
     def __init__(self, fails: Sequence[str] = (), log: list[Trial] | None = None) -> None:
         self.fails, self.log = fails, log
         self.built: list[str] = []
-        self.recalled: list[str] = []
         self.best: float | None = None
         self.eps = 0.01
         self.seconds = 0.0  # of each build
 
     def build(self, number: int, proposal: Proposal) -> Built:
-        return Built(self._trial(number, proposal.placement, proposal.phase))
-
-    def measure(self, built: Built) -> Trial:
-        return built.trial
-
-    def _trial(self, number: int, what: Placement, phase: str) -> Trial:
-        name = NAME_OF[what.digest]
-        self.built.append(name)
+        self.built.append(name := NAME_OF[proposal.placement.digest])
         if self.log is not None:
             assert sum(t.phase != "noise" for t in self.log) == number  # the last trial is in the journal
-        trial = Trial(number=number, phase=phase, placement=what, build_seconds=self.seconds)
+        how = {"placement": proposal.placement, "build_seconds": self.seconds}
+        trial = Trial(number=number, phase=proposal.phase, **how)
         if name in self.fails:
-            return replace(trial, status="failed", error=f"{name} is broken")
+            return Built(replace(trial, status="failed", error=f"{name} is broken"))
         won = name in ("reference", "a", "c")
         self.best = 1.0 - number / 10 if won else self.best
         verdict = "faster" if won else "slower"
         race = Race(opponent="x", ratio=0.9, p_value=0.0, pairs=6, verdict=verdict) if number else None
-        return replace(trial, incumbent=won, ratio=self.best, race=race)
+        return Built(replace(trial, incumbent=won, ratio=self.best, race=race))
+
+    def measure(self, built: Built) -> Trial:
+        return built.trial
 
     def recall(self, trial: Trial) -> None:
-        self.recalled.append(NAME_OF[trial.placement.digest])
         self.best = trial.ratio if trial.incumbent else self.best
 
     def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
@@ -120,11 +115,6 @@ def test_every_proposal_is_built_reported_and_written_to_the_journal_once() -> N
     assert log[1].samples == NOISE
 
 
-@pytest.mark.parametrize("spent", [{"trials": 0}, {"seconds": 0.0}])
-def test_the_reference_is_built_for_any_budget(spent: dict) -> None:
-    assert names_of(run(Contest(), **spent)[0]) == ["reference"]
-
-
 def test_a_failed_build_of_the_reference_is_an_error() -> None:
     contest, log = Contest(fails=("reference",)), list[Trial]()
     with pytest.raises(BackendError, match="without any Q/DQ: reference is broken"):
@@ -147,20 +137,24 @@ def test_progress_counts_the_results_of_trials() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "limit"),
+    ("trials", "seconds", "limit"),
     [
-        ({"trials": 4}, "its limit of 4 builds"),
-        ({"trials": 60, "seconds": 3.0}, "its limit of 3.0 s"),
-        ({"trials": 60, "seconds": 90.0, "tick": 40.0}, "its limit of 1 min 30 s"),
-        ({"trials": 6}, ""),  # exactly the number of proposals
+        (4, None, "its limit of 4 builds"),
+        (60, 3.0, "its limit of 3.0 s"),
+        (60, 90.0, "its limit of 1 min 30 s"),
+        (6, None, ""),  # exactly the number of proposals
+        (0, None, "its limit of 0 builds"),
+        (60, 0.0, "its limit of 0.0 s"),
     ],
 )
-def test_the_search_reports_the_limit_that_ended_it(budget: dict, limit: str) -> None:
-    tick, clock = budget.pop("tick", 1.0), iter(range(10_000))
-    deadline = Deadline(seconds=budget.pop("seconds", None), clock=lambda: tick * next(clock))
-    search = search_of(Script(NAMES), Contest(), deadline=deadline, **budget)
-    search.run()
+def test_the_search_reports_the_limit_that_ended_it(trials: int, seconds: float | None, limit: str) -> None:
+    """The reference is built for any budget."""
+    clock = iter(range(10_000))
+    deadline = Deadline(seconds=seconds, clock=lambda: (seconds or 1.0) / 3 * next(clock))
+    search = search_of(Script(NAMES), Contest(), deadline=deadline, trials=trials)
+    assert names_of(search.run())[0] == "reference"
     assert search.ended_by == limit
+    assert len(search.trials) == 1 or (trials and seconds != 0)
 
 
 # ---- resume -------------------------------------------------------------------------------------
@@ -180,21 +174,17 @@ def test_proposals_are_built_from_the_first_difference_to_the_journal_on() -> No
     assert names_of(trials) == list(NAMES)
 
 
-def test_the_result_of_a_subgraph_is_not_used_for_the_whole_model() -> None:
+@pytest.mark.parametrize(("phase", "subgraph"), [("isolated", ("n",)), ("confirm", ())])
+def test_results_of_subgraphs_and_of_confirmations_are_not_replayed_as_trials(
+    phase: str, subgraph: tuple[str, ...]
+) -> None:
     """A placement may be proposed for a subgraph and for the whole model."""
     contest = Contest()
-    part = Trial(number=1, phase="isolated", placement=placement("a"), ratio=0.5, subgraph=("n",))
-    trials, _ = run(contest, replay=[*journal("reference"), part])
-    assert contest.built == list(NAMES[1:])
-    assert not any(trial.subgraph for trial in trials)
-
-
-def test_confirmations_of_the_journal_are_not_replayed_as_trials() -> None:
-    contest = Contest()
-    confirm = Trial(number=2, phase="confirm", placement=placement("b"), ratio=0.5)
-    trials, _ = run(contest, replay=[*journal("reference", "a"), confirm])
+    other = Trial(number=2, phase=phase, placement=placement("b"), ratio=0.5, subgraph=subgraph)
+    trials, _ = run(contest, replay=[*journal("reference", "a"), other])
     assert contest.built == ["b", "c", "d", "e"]
     assert trials[2].ratio != 0.5
+    assert not any(trial.subgraph for trial in trials)
 
 
 def test_time_for_confirmation_builds_is_reserved_once_a_candidate_has_won() -> None:
@@ -213,24 +203,22 @@ def test_time_for_confirmation_builds_is_reserved_once_a_candidate_has_won() -> 
 MOST = {"optuna": 12}  # trials of strategies that take tens of milliseconds for each proposal
 
 
-class Device:
+class Device(Contest):
     """A contest without measurements: an oracle computes results, and a third of the builds fails.
 
     The task metric of a placement grows with its SQNR, unevenly.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.space = small_space()
         self.limits, self.truth = limited(least_score=0.8), Additive(self.space)
-        self.eps = 0.01
-        self.best: float | None = None
-        self.built: list[tuple[str, tuple[str, ...]]] = []
         self._oracle = Oracle(
             self.space, 3, fails=lambda placement: int(placement.digest, 16) % 3 == 0, eps=0.02
         )
 
     def build(self, number: int, proposal: Proposal) -> Built:
-        self.built.append((proposal.placement.digest, proposal.subgraph))
+        self.built.append(f"{proposal.placement.digest} {proposal.subgraph}")
         best = self._oracle._best
         answer = self._oracle.answer(proposal)
         trial = replace(answer, number=number, subgraph=proposal.subgraph, eps=None)
@@ -245,9 +233,6 @@ class Device:
         self.best = trial.ratio if trial.incumbent else self.best
         return Built(trial)
 
-    def measure(self, built: Built) -> Trial:
-        return built.trial
-
     def recall(self, trial: Trial) -> None:
         self._oracle._number += 1
         self.limits.learn(trial)
@@ -256,7 +241,7 @@ class Device:
 
     def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
         self.eps = 0.02
-        return Samples(wall_ms=(1.0, 1.1), cpu_ms=(1.0, 1.1))
+        return NOISE
 
 
 class Log(list[Trial]):
