@@ -302,20 +302,16 @@ class Energy:
                 high, quiet = middle, codes
             else:
                 low, loud = middle, codes
-        found = [self._filled(codes, most, share) for codes in (quiet, floats)]
+        found, terms = [], self._terms(share)
+        for codes in (quiet, floats):
+            for _, block, code in self.changes(codes, share):
+                changed = codes.copy()
+                changed[block] = code
+                is_faster = self._added(terms, codes.tolist(), block, code) < 0
+                if is_faster and self.noise_of(changed) <= most:
+                    codes = changed
+            found.append(codes)
         return min(found, key=lambda codes: self.predict(codes, share))
-
-    def _filled(self, start: Codes, most: float, share: float) -> Codes:
-        """The labelling with faster labels of single blocks, as long as their noise is allowed."""
-        terms, codes, noise = self._terms(share), start.copy(), self.noise
-        assert noise is not None
-        for _, block, code in self.changes(start, share):
-            changed = codes.copy()
-            changed[block] = code
-            is_faster = self._added(terms, codes.tolist(), block, code) < 0
-            if is_faster and self.noise_of(changed) <= most:
-                codes = changed
-        return codes
 
     def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
         """Coordinate descent: change one block at a time to its best code until nothing improves."""

@@ -35,6 +35,7 @@ from tests.support.lab import (
     known,
     lab_in,
     placement,
+    raising,
     started,
 )
 
@@ -180,17 +181,6 @@ def crowded(lab: Lab, fit: int = 2) -> Crowded:
 
 def no_memory(_engines: object, _more: int) -> bool:
     return False
-
-
-def raising(error: BaseException, stage: str, nth: int) -> Callable[[str, int], bool]:
-    """A failure of a candidate when it reaches a stage for the nth time."""
-
-    def fails(where: str, count: int) -> bool:
-        if (where, count) == (stage, nth):
-            raise error
-        return False
-
-    return fails
 
 
 @pytest.mark.parametrize("memory_is_known", [True, False], ids=["memory is known", "a build fails"])

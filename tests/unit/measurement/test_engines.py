@@ -79,27 +79,22 @@ def test_outputs_are_in_the_order_of_the_inputs(most: int, count: int) -> None:
     assert all(engine.closed for engine in built)
 
 
-def test_runs_go_on_at_the_same_time() -> None:
-    """Each of two runs waits until the other has begun."""
+def test_runs_go_on_at_the_same_time_and_after_a_failed_one_all_later_ones_fail() -> None:
+    """Each of two runs waits until the other has begun. Failures do not depend on which engine would have been free."""
     both = threading.Barrier(2, timeout=10)
-    engines, built, log = opened(2, lambda _: both.wait() and None)
-    with engines:
-        assert are_doubled(engines, 4)
-    assert len(built) == 2
-    assert set(log) == set(built)
-
-
-def test_after_a_failed_run_all_later_ones_fail() -> None:
-    """They do not depend on which engine would have been free."""
 
     def run(value: float) -> None:
-        if value == 2:
+        both.wait()
+        if value == 6:
             raise BackendError("it crashed")
 
-    engines, _, _ = opened(2, run)
+    engines, built, log = opened(2, run)
     with engines:
+        assert are_doubled(engines, 4)
+        assert len(built) == 2
+        assert set(log) == set(built)
         with pytest.raises(BackendError, match="it crashed"):
-            are_doubled(engines, 6)
+            are_doubled(engines, 8)
         for _ in range(4):
             with pytest.raises(BackendError, match="it crashed"):
                 engines.run({"x": 0.0})
@@ -218,9 +213,7 @@ def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machi
     assert not machine.fits(73, small)
     assert machine.fits(6, small, large)
     assert not machine.fits(7, small, large)
-
-
-def test_engines_of_unknown_size_fit(machine: Machine) -> None:
+    # engines of unknown size fit
     assert machine.fits(1000)
     assert machine.fits(100, OnGpu(1000, -1))
     assert machine.fits(1000, process(0), process(12345))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -27,13 +26,12 @@ from qdqspec.timing.race import (
     Turn,
     as_one,
     attach,
-    median_sample,
     merged_layers,
     race,
     warmed,
 )
 from qdqspec.timing.stats import signed_rank_bounds
-from qdqspec.types import LayerTime, Race, Samples
+from qdqspec.types import LatencyEvidence, LayerTime, Race, Samples
 from tests.support.lab import QUIET, REFERENCE, placement
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains
@@ -196,21 +194,6 @@ def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
         assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
 
 
-def test_samples_of_each_profile_are_kept_in_sums_medians_and_files():
-    parts = [Samples(wall_ms=(1.0, 2.0, 9.0), cpu_ms=(1.0, 2.0, 9.0)), Samples(wall_ms=(4.0, 5.0, 6.0))]
-    taken = as_one(parts, (0.5, 0.5))
-    assert taken.cpu_ms == (), "there is no processor time if one profile has none"
-    turn = median_sample(taken)
-    assert [p.wall_ms for p in turn.profiles] == [(2.0,), (5.0,)]
-    total = Samples() + turn + turn
-    assert [p.wall_ms for p in total.profiles] == [(2.0, 2.0), (5.0, 5.0)]
-    assert len(total.wall_ms) == 2
-    both = replace(total, first=turn + turn)
-    for samples in (total, both):
-        assert from_data(Samples, json.loads(json.dumps(to_data(samples)))) == samples
-    assert (both + both).first == turn + turn + turn + turn
-
-
 def test_layers_of_profiles_are_weighted_as_in_the_objective():
     def layers(conv: float, relu: float) -> tuple[LayerTime, ...]:
         return (
@@ -253,6 +236,7 @@ def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
         return bench.compare({"reference": REFERENCE, "tuned": placement("x")}, rounds=4)
 
     found = compared(0.9, 0.1)
+    assert from_data(LatencyEvidence, json.loads(json.dumps(to_data(found)))) == found
     small, large = (profile.ratios["tuned"].median for profile in found.profiles)
     assert small != pytest.approx(large)
     assert found.ratios["tuned"].median == pytest.approx(small**0.9 * large**0.1)

@@ -28,13 +28,17 @@ Cost = Callable[[Placement], float]
 
 @pytest.fixture
 def space_of(models: Path) -> Callable[..., SchemeSpace]:
-    """The search space of an example model, limited to the nodes of the given operators if there are any."""
+    """The search space of an example model, limited to the nodes of the given operators if there are any.
 
-    def make(name: str = "digits_resnet", *ops: str) -> SchemeSpace:
+    ``changed`` are changes of the capabilities of ONNX Runtime.
+    """
+
+    def make(name: str = "digits_resnet", *ops: str, **changed: object) -> SchemeSpace:
         model = fold_batchnorm(load_model(models / f"{name}.onnx")).model
         allowed = {node.name for node in model.nodes if node.op_type in ops} if ops else None
         regions = find_regions(model)
-        return SchemeSpace(model, backend().capabilities(), allowed=allowed, regions=regions)
+        capabilities = replace(backend().capabilities(), **changed)
+        return SchemeSpace(model, capabilities, allowed=allowed, regions=regions)
 
     return make
 

@@ -25,6 +25,7 @@ from tests.support.lab import (
     MakeLab,
     known,
     placement,
+    raising,
     started,
 )
 
@@ -116,21 +117,10 @@ def test_other_exceptions_than_those_of_the_backend_propagate_and_no_engine_stay
     lab = make_lab(good=Candidate(scale=0.7))
     arena = started(lab)
 
-    def full(_: object) -> Path:
-        raise OutputError("no space left")
-
-    def interrupt(stage: str, count: int) -> bool:
-        if stage == "time" and count == 2:
-            raise KeyboardInterrupt
-        return False
-
-    arena.bench.write = full
-    with pytest.raises(OutputError):
-        arena.trial(1, placement("good"), "p")
-    arena.bench.write = lab.write
-    lab.candidates["good"].fails = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        arena.trial(1, placement("good"), "p")
+    for error, stage, nth in ((OutputError("no space left"), "write", 1), (KeyboardInterrupt(), "time", 2)):
+        lab.candidates["good"].fails = raising(error, stage, nth)
+        with pytest.raises(type(error)):
+            arena.trial(1, placement("good"), "p")
     arena.bench.close()
     assert not lab.open
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations, count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from searches import separate_noise
 
 from qdqspec.backends.onnxruntime import backend
-from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.qdq.search_space import SchemeSpace
@@ -24,15 +24,9 @@ LINEAR = ("Conv", "Gemm")
 
 
 @pytest.fixture
-def space_of(models: Path) -> Callable[..., SchemeSpace]:
+def space_of(space_of: Callable[..., SchemeSpace]) -> Callable[..., SchemeSpace]:
     """The space of an example model on a runtime that quantizes no unit by itself; only these operators, if any."""
-
-    def make(*ops: str) -> SchemeSpace:
-        model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
-        allowed = {node.name for node in model.nodes if node.op_type in ops} if ops else None
-        return SchemeSpace(model, replace(backend().capabilities(), completes=frozenset()), allowed=allowed)
-
-    return make
+    return partial(space_of, "digits_resnet", completes=frozenset())
 
 
 def quantized(placement: Placement) -> set[str]:

@@ -16,7 +16,6 @@ from qdqspec.search.blocks import (
     Edge,
     block_codes,
     block_labels,
-    classes_of,
     edges_between,
     fuse,
     labels_of,
@@ -52,16 +51,6 @@ def test_in_only_applies_to_the_units_of_a_block_that_offer_it() -> None:
     partly = block_labels(SPACE, block, IN)
     assert {name for name, label in partly.items() if label == "in-only"} == {"gemm1", "gemm2"}
     assert block_codes(SPACE, [block], partly).tolist() == [IN]
-
-
-def test_similar_blocks_are_one_class() -> None:
-    space = small_space()
-    blocks = fuse(space, [])
-    classes = classes_of(space, blocks)
-    kinds = [space.by_id[block.units[0]].op_type for block in blocks]
-    assert len(set(classes)) < len(blocks)
-    convolutions = {number for number, kind in zip(classes, kinds, strict=True) if kind == "Conv"}
-    assert len(convolutions) == 2  # with and without a Relu
 
 
 # ---- tied classes: units at the same position of the same pattern, which have one label --------------

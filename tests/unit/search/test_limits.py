@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.types import Placement, SearchLimits, Trial
-from tests.support.lab import NO_LIMITS, QUIET, REFERENCE, Candidate, Lab, MakeLab, placement, started
+from tests.support.lab import NO_LIMITS, QUIET, Candidate, Lab, MakeLab, placement, started
 
 LEAST = 0.9
 SQNR = {"reference": 200.0, "good": 30.0, "bad": 20.0, "worse": 16.0, "faster": 28.0}
@@ -75,24 +75,6 @@ def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab
     assert bench.trial(3, placement("good"), "p").incumbent
     assert bench.best == pytest.approx(0.8, rel=0.05)
     assert bench.trial(4, placement("faster"), "p").race.opponent == placement("good").digest
-
-
-def test_scores_of_an_earlier_run_are_reused(make_lab: MakeLab) -> None:
-    first = started(lab_of(make_lab), limits=limits_of())
-    scored: list[str] = []
-    found = limits_of(scored)
-    bench = started(lab_of(make_lab), limits=found)
-    for number, name in enumerate(("bad", "good"), 1):
-        bench.recall(written(first.trial(number, placement(name), "p")))
-    assert bench.best == pytest.approx(0.8, rel=0.05)
-    assert {digest: each.score for digest, each in found.known.items()} == {
-        REFERENCE.digest: 1.0,
-        placement("bad").digest: 0.5,
-        placement("good").digest: 0.95,
-    }
-    assert found.scored == ([30.0], [20.0])
-    assert [bench.admits(placement(name)) for name in ("good", "bad")] == [True, False]
-    assert scored == []
 
 
 def test_the_selected_candidate_is_scored_once(make_lab: MakeLab) -> None:
