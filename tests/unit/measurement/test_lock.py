@@ -44,16 +44,6 @@ def held_elsewhere(program: str, folder: Path) -> Iterator[subprocess.Popen[str]
         holder.kill()
 
 
-def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str], None]:
-    """A function that takes a report and ends the process that holds the lock."""
-
-    def report(text: str) -> None:
-        reports.append(text)
-        holder.kill()
-
-    return report
-
-
 @pytest.mark.parametrize(
     ("program", "kind", "what"),
     [
@@ -68,7 +58,8 @@ def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(
     reports: list[str] = []
     with (
         held_elsewhere(program, tmp_path) as holder,
-        kind(folder=tmp_path, report=end_of(holder, reports)),  # a killed run holds no lock
+        # a killed run holds no lock
+        kind(folder=tmp_path, report=lambda text: reports.append(text) or holder.kill()),
     ):
         pass
     (report,) = reports
@@ -81,7 +72,7 @@ def test_a_damaged_note_of_a_lock_is_reported_as_another_process(tmp_path: Path,
     reports: list[str] = []
     with held_elsewhere(HOLDER, tmp_path) as holder:
         (tmp_path / ".lock.owner").write_text(note)
-        with RunLock(tmp_path, end_of(holder, reports)):
+        with RunLock(tmp_path, lambda text: reports.append(text) or holder.kill()):
             pass
     assert reports == [f"waits for the run that writes to {tmp_path} (another process)"]
 

@@ -81,13 +81,6 @@ def edge(producer: int, *consumers: int, outside: bool = False) -> Edge:
     return Edge("t", 1.0, producer, consumers, outside)
 
 
-def test_graph_inputs_and_readers_outside_blocks_are_float() -> None:
-    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0]
-    assert edge(-1, 0).conversions([FP], DOMAINS) == []
-    assert edge(0, outside=True).conversions([FULL], DOMAINS) == [0]
-    assert edge(0, outside=True).conversions([IN], DOMAINS) == []
-
-
 @pytest.mark.parametrize(
     ("producer", "readers", "kinds"),
     [
@@ -110,6 +103,12 @@ def test_each_pair_of_formats_is_a_separate_conversion(
 ) -> None:
     found = edge(0, *range(1, 1 + len(readers))).conversions([producer, *readers], DOMAINS)
     assert sorted(DOMAINS.pairs[pair] for pair in found) == kinds
+
+
+@pytest.mark.parametrize(("code", "kinds"), [(FULL, ([0], [0])), (FP, ([], [])), (IN, ([0], []))])
+def test_graph_inputs_and_readers_outside_blocks_are_float(code: int, kinds: tuple[list, list]) -> None:
+    ends = edge(-1, 0), edge(0, outside=True)
+    assert tuple(each.conversions([code], DOMAINS) for each in ends) == kinds
 
 
 def test_edges_connect_blocks_and_list_other_readers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,17 @@ from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 # ---- phases -------------------------------------------------------------------------------------------
 
 
+def run(make: type[Strategy], device: Oracle, seed: int = 0, trials: int = 60, **setup: Any) -> list[Trial]:
+    asked = SearchSetup(space=device.space, clock="cpu", trials=trials, **setup)
+    return drive(make(asked, np.random.default_rng(seed)), device, trials=trials)
+
+
 def searched(
     seed: int, least: float | None = None, oracle: Additive | None = None, *, pareto: bool = False
 ) -> tuple[list[Trial], Device]:
     space = small_space()
     device = Device(space, seed, oracle or Additive(space), least)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(least), accuracy=oracle, pareto=pareto)
-    return drive(Attribution(setup, np.random.default_rng(seed)), device, trials=60), device
+    return run(Attribution, device, seed, limits=limited(least), accuracy=oracle, pareto=pareto), device
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,8 +52,8 @@ def test_a_preset_that_expects_less_of_a_build_builds_more_and_is_not_slower(see
     space = small_space()
     built, times = [], []
     for preset in ("quick", "default", "extensive"):
-        oracle, setup = Oracle(space, seed), SearchSetup(space=space, clock="cpu", preset=preset)
-        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle)
+        oracle = Oracle(space, seed)
+        trials = run(Attribution, oracle, seed, 400, preset=preset)
         built.append(len(trials))
         times.append(oracle.cost([t.placement for t in trials if t.incumbent][-1]))
     assert built == sorted(built)
@@ -61,8 +66,7 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
     space = small_space()
 
     def built(*seeds: Placement) -> list[Trial]:
-        setup = SearchSetup(space=space, clock="cpu", seeds=seeds)
-        return drive(Attribution(setup, np.random.default_rng(seed)), Oracle(space, seed))
+        return run(Attribution, Oracle(space, seed), seed, 400, seeds=seeds)
 
     cold = built()
     best = [trial.placement for trial in cold if trial.incumbent][-1]
@@ -105,8 +109,7 @@ def scored_search(
     truth.expects = lambda placement: score(placement) >= least
     oracle = ScoringDevice(space, seed, truth, least, score)
     limits, accuracy = limited(least_score=least), truth if is_rehearsed else None
-    asked = SearchSetup(space=space, clock="cpu", limits=limits, accuracy=accuracy)
-    return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
+    return run(Attribution, oracle, seed, limits=limits, accuracy=accuracy), oracle
 
 
 @pytest.mark.parametrize("is_rehearsed", [False, True])
@@ -143,11 +146,8 @@ def test_two_objectives_result_in_a_pareto_front() -> None:
 def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float) -> None:
     distances = []
     for seed in range(30):
-        space = small_space()
-        oracle = Oracle(space, seed)
-        make = resolve("strategy", strategy)
-        setup = SearchSetup(space=space, clock="cpu", trials=40)
-        distances.append(distance(drive(make(setup, np.random.default_rng(seed)), oracle, trials=40), oracle))
+        oracle = Oracle(small_space(), seed)
+        distances.append(distance(run(resolve("strategy", strategy), oracle, seed, 40), oracle))
     assert np.mean(distances) <= mean
     assert max(distances) <= 1.1
 
@@ -178,8 +178,7 @@ def test_the_best_format_of_each_block_is_found() -> None:
     distances, mixed = [], []
     for seed in range(30):
         oracle = TwoFormats(space, seed)
-        setup = SearchSetup(space=space, clock="cpu", trials=60)
-        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle, trials=60)
+        trials = run(Attribution, oracle, seed)
         found = [trial.placement for trial in trials if trial.incumbent][-1]
         distances.append(distance(trials, oracle))
         mixed.append({site.format for site in found.sites} >= {"uint8", "fp8"})
@@ -280,8 +279,7 @@ def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_
 def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     space = small_space()
     oracle = Additive(space)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), trials=40, accuracy=oracle)
-    trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
+    trials = run(make, Device(space, 0, oracle, 38.0), trials=40, limits=limited(38.0), accuracy=oracle)
     built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
     assert built
     assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
@@ -297,8 +295,7 @@ def test_placements_predicted_to_miss_the_metric_are_built_for_their_kernels_or_
     oracle, everything = Additive(space), space.resolve(space.everything())
     oracle.expects = lambda placement: oracle.truth(placement) >= 38.0
     how = {"limits": limited(least_score=0.9), "seeds": (everything,) if has_seed else ()}
-    setup = SearchSetup(space=space, clock="cpu", trials=40, accuracy=oracle, **how)
-    trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
+    trials = run(make, Device(space, 0, oracle, 38.0), trials=40, accuracy=oracle, **how)
     informing = ("pure", "seed") if make is Attribution else ("seed",)
     built = [t for t in trials if t.placement.sites and t.phase not in (*NOT_CANDIDATES, *informing)]
     assert built
@@ -385,9 +382,8 @@ def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
     oracle.powers |= {
         unit: share * power_of(16.4) for unit, share in zip(linear, (0.1, 0.2, 0.3, 0.4), strict=True)
     }
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle)
     device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= 18.0))
-    trials = drive(make(setup, np.random.default_rng(seed)), device, trials=40)
+    trials = run(make, device, seed, 40, limits=limited(least_score=0.9), accuracy=oracle)
     missed_db = -np.inf
     for trial in trials:
         if trial.placement.sites and trial.phase not in NOT_CANDIDATES:
