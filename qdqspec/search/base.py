@@ -17,7 +17,7 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.guide import AccuracyOracle, Guide
 from qdqspec.search.limits import Limits
-from qdqspec.types import Clock, Label, Placement, SearchLimits, Trial
+from qdqspec.types import Label, Placement, SearchLimits, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,6 @@ class SearchSetup:
     """
 
     space: SchemeSpace
-    clock: Clock
     preset: str = "default"
     trials: int = 60
     trials_per_region: int | None = None

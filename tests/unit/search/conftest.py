@@ -79,7 +79,7 @@ def drive() -> Callable[..., list[Trial]]:
         alone: Cost = lambda _: 0.5,
         **setup: Any,
     ) -> list[Trial]:
-        asked = SearchSetup(space=space, clock="cpu", trials=trials, **setup)
+        asked = SearchSetup(space=space, trials=trials, **setup)
         strategy = make(asked, np.random.default_rng(0))
         found = strategies.drive(strategy, Priced(space, cost, sqnr_db, alone), trials=trials, batch=batch)
         assert len(found) == trials or (strategy.done() and not strategy.ask())

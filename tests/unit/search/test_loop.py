@@ -256,9 +256,7 @@ def searched(
 ) -> tuple[Search, Device, Log]:
     device, log = Device(), Log()
     trials = MOST.get(strategy, 24)
-    setup = SearchSetup(
-        space=device.space, clock="cpu", trials=trials, limits=device.limits, accuracy=device.truth
-    )
+    setup = SearchSetup(space=device.space, trials=trials, limits=device.limits, accuracy=device.truth)
     made = resolve("strategy", strategy)(setup, np.random.default_rng(5))
     search = Search(made, device, Deadline(), log, case="case", most_trials=trials, replay=replay)  # type: ignore[arg-type] # implements the part of a contest that a search uses
     if at_once:

@@ -35,7 +35,7 @@ from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 
 
 def run(make: type[Strategy], device: Oracle, seed: int = 0, trials: int = 60, **setup: Any) -> list[Trial]:
-    asked = SearchSetup(space=device.space, clock="cpu", trials=trials, **setup)
+    asked = SearchSetup(space=device.space, trials=trials, **setup)
     return drive(make(asked, np.random.default_rng(seed)), device, trials=trials)
 
 
@@ -267,7 +267,7 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
 def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
     space = small_space()
     oracle = Additive(space)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), accuracy=oracle)
+    setup = SearchSetup(space=space, limits=limited(38.0), accuracy=oracle)
     search = Attribution(setup, np.random.default_rng(0))
     drive(search, Device(space, 0, oracle, 38.0), trials=3)
     before = next(flip(search))
