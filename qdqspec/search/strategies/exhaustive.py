@@ -19,12 +19,21 @@ class Exhaustive(Stepwise):
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
         """Raise `ConfigError` if the space has more labellings than the limit."""
-        _count(space)
+        Exhaustive.default_trials("", space)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
-        return _count(space)
+        blocks = tie(space)
+        count = math.prod(len(block.codes) for block in blocks)
+        if count > LIMIT:
+            shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
+            what = f"{len(blocks)} kinds of operators can be labelled in {shown} ways"
+            cure = "choose the strategy attribution or region, or allow fewer operators under patterns"
+            raise ConfigError(
+                f"{what}; exhaustive search takes {LIMIT:,}", where=space.model.where, cure=cure
+            )
+        return count
 
     def _search(self) -> Steps[None]:
         yield self.first_proposals()
@@ -42,18 +51,6 @@ class Exhaustive(Stepwise):
         )
         while batch := list(itertools.islice(proposals, 16)):
             yield batch
-
-
-def _count(space: SchemeSpace) -> int:
-    """The number of labellings. Raises `ConfigError` if it is above the limit."""
-    blocks = tie(space)
-    count = math.prod(len(block.codes) for block in blocks)
-    if count > LIMIT:
-        shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
-        what = f"{len(blocks)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}"
-        cure = "choose the strategy attribution or region, or allow fewer operators under patterns"
-        raise ConfigError(what, where=space.model.where, cure=cure)
-    return count
 
 
 strategy = Exhaustive
