@@ -5,6 +5,7 @@ A strategy is asked for placements and receives their trials. It never measures.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.guide import AccuracyOracle, Guide
 from qdqspec.search.limits import Limits
-from qdqspec.types import Clock, Label, Placement, SearchLimits, Trial
+from qdqspec.types import Label, Placement, SearchLimits, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,6 @@ class SearchSetup:
     """
 
     space: SchemeSpace
-    clock: Clock
     preset: str = "default"
     trials: int = 60
     trials_per_region: int | None = None
@@ -65,16 +65,6 @@ class SearchSetup:
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
     accuracy: AccuracyOracle | None = None
-
-    @property
-    def min_sqnr_db(self) -> float | None:
-        """The smallest SQNR that can win."""
-        return self.limits.min_sqnr_db
-
-    @property
-    def min_accuracy(self) -> float | None:
-        """The smallest value of the task metric that can win; the metric is computed for race winners only."""
-        return self.limits.min_accuracy
 
 
 class Strategy(Protocol):
@@ -106,28 +96,33 @@ Result = TypeVar("Result")
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
 
 
-class Stepwise:
-    """A strategy as a generator, which yields proposals and receives their trials.
+class Stepwise(ABC):
+    """A strategy as a generator: `_search` yields proposals and receives their trials.
 
     Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
     ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies. ``spent`` is the
     time of each unit in floating point, in milliseconds.
     """
 
-    def __init__(self, steps: Steps[None], setup: SearchSetup) -> None:
-        """The generator ``steps`` starts here: a subclass sets its own attributes before it calls this."""
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
+        """The generator starts here: a subclass sets its own attributes before it calls this."""
         self.eps = 0.01
+        self.random = random
         self.setup, self.space = setup, setup.space
         self.guide = Guide(
             setup.accuracy, setup.space, setup.limits, binds=not setup.pareto, always=setup.seeds
         )
         self.spent = spent_by_unit(setup.space, ())
-        self._steps = steps
+        self._steps = self._search()
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
         self._answers: list[Trial] = []
         self._unanswered = 0
         self._advance(None)
+
+    @abstractmethod
+    def _search(self) -> Steps[None]:
+        """Yield the proposals of each step; their trials are sent."""
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return the next proposals; none while earlier ones are unanswered, or at the end."""

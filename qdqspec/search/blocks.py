@@ -53,7 +53,7 @@ def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
     for choice in space.choices:
         everything = space.everything(choice.name)
         yield everything
-        yield from (space.uniform(label) for label in _giving_floats(choice.labels))
+        yield from (space.uniform(label) for label in choice.labels if kind_of(label) != "in+out")
         yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
 
 
@@ -65,13 +65,10 @@ def simple_labels(space: SchemeSpace) -> Iterator[Labels]:
         if unit.op_type in LINEAR and any(form.constants for form in unit.forms)
     }
     for choice in space.choices:
-        for label in _giving_floats(choice.labels):
-            yield {name: given for name, given in space.uniform(label).items() if name in weighted}
+        for label in choice.labels:
+            if kind_of(label) != "in+out":
+                yield {name: given for name, given in space.uniform(label).items() if name in weighted}
     yield from pure_labels(space)
-
-
-def _giving_floats(labels: tuple[Label, ...]) -> Iterator[Label]:
-    return (label for label in labels if kind_of(label) != "in+out")
 
 
 # ---- blocks ----------------------------------------------------------------------------------------
@@ -117,11 +114,6 @@ def tie(space: SchemeSpace) -> tuple[UnitBlock, ...]:
 def _block(space: SchemeSpace, index: int, units: Sequence[str], pattern: str = "") -> UnitBlock:
     codes = {space.labels.index(label) for name in units for label in space.by_id[name].labels}
     return UnitBlock(index=index, units=tuple(units), codes=tuple(sorted(codes)), pattern=pattern)
-
-
-def nodes_of_blocks(space: SchemeSpace, blocks: Iterable[UnitBlock]) -> dict[str, int]:
-    """The index of the block of each node."""
-    return {node: b.index for b in blocks for unit in b.units for node in space.by_id[unit].nodes}
 
 
 def block_labels(space: SchemeSpace, block: UnitBlock, code: int) -> dict[str, Label]:

@@ -7,7 +7,7 @@ while candidates are timed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Self, TypeAlias
 
@@ -27,10 +27,9 @@ from qdqspec.search.blocks import (
     edges_between,
     fuse,
     labels_of,
-    nodes_of_blocks,
     uniform_codes,
 )
-from qdqspec.types import HALVES, Placement, Trial, kind_of
+from qdqspec.types import HALVES, Clock, Placement, Trial, kind_of
 
 # milliseconds by block and code, and milliseconds of converting each edge by pair of domains
 _Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
@@ -74,14 +73,13 @@ class Energy:
         self.reference_ms = 0.0  # sum of all kernels of the float model
         self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
         self._linear_share, self._run_elements, self._surprise = linear_share, run_elements, surprise
-        self._block_of = nodes_of_blocks(space, blocks)
+        by_id = space.by_id
+        self._block_of = {node: b.index for b in blocks for unit in b.units for node in by_id[unit].nodes}
         self._domains = domains_of(space)
         self._edges = edges_between(space, self._block_of)
         self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
         self._kinds = [_kind(space, block) for block in blocks]
-        self._block_times: list[dict[_Around, list[float]]] = [
-            {} for _ in blocks
-        ]  # by code and neighbours' codes
+        self._block_times = [dict[_Around, list[float]]() for _ in blocks]  # by codes of it and around it
         self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
         self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
         for number, edge in enumerate(self._edges):
@@ -126,11 +124,9 @@ class Energy:
                 continue
             total, scale = sum(layer.milliseconds for layer in trial.layers), 1.0
             if not self.reference_ms:
-                taken = trial.samples
-                self.reference_ms = total
-                self._whole_ms = (
-                    taken.median_ms("cpu" if taken.cpu_ms else "wall") if taken.wall_ms else total
-                )
+                taken, self.reference_ms = trial.samples, total
+                clock: Clock = "cpu" if taken.cpu_ms else "wall"
+                self._whole_ms = taken.median_ms(clock) if taken.wall_ms else total
             elif trial.ratio and total > 0:
                 expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
                 scale = expected / total if expected > 0 else 1.0
@@ -160,27 +156,16 @@ class Energy:
 
     def _usual_times(self) -> list[dict[int, float]]:
         """Milliseconds of each block by measured code; sets the slowdowns."""
-        usual: list[dict[int, float]] = []
-        self.slowdowns: list[dict[_Around, float]] = []
-        for seen in self._block_times:
-            by_code: dict[int, list[float]] = {}
-            for around, own in seen.items():
-                by_code.setdefault(around[0], []).extend(own)
-            allowance = self._surprise * self.reference_ms
-            most = {code: min(own) + max(min(own), allowance) for code, own in by_code.items()}
-            medians = {
-                code: float(np.median([time for time in own if time <= most[code]]))
-                for code, own in by_code.items()
-            }
-            means = {around: float(np.mean(own)) for around, own in seen.items()}
-            usual.append(medians)
-            self.slowdowns.append(
-                {
-                    around: mean - medians[around[0]]
-                    for around, mean in means.items()
-                    if mean > most[around[0]]
-                }
-            )
+        usual: list[dict[int, float]] = [{} for _ in self.blocks]
+        self.slowdowns: list[dict[_Around, float]] = [{} for _ in self.blocks]
+        for seen, medians, slow in zip(self._block_times, usual, self.slowdowns, strict=True):
+            for code in {around[0] for around in seen}:
+                own = {around: times for around, times in seen.items() if around[0] == code}
+                every = np.concatenate(list(own.values()))
+                most = every.min() + max(every.min(), self._surprise * self.reference_ms)
+                medians[code] = float(np.median(every[every <= most]))
+                means = {around: float(np.mean(times)) for around, times in own.items()}
+                slow |= {around: mean - medians[code] for around, mean in means.items() if mean > most}
         return usual
 
     def _times_of_blocks(self) -> tuple[Floats, Floats]:
@@ -250,13 +235,6 @@ class Energy:
             if code != given[block.index]
         )
 
-    def flips(self, codes: Codes) -> Iterator[Codes]:
-        """Labellings that differ in one block, the fastest first."""
-        for _, block, code in self.changes(codes):
-            changed = codes.copy()
-            changed[block] = code
-            yield changed
-
     def _terms(self, share: float, price: float = 0.0) -> _Terms:
         times = self.times + price * self.noise if self.noise is not None else self.times
         return times.tolist(), (share * self.converting).tolist()
@@ -324,20 +302,16 @@ class Energy:
                 high, quiet = middle, codes
             else:
                 low, loud = middle, codes
-        found = [self._filled(codes, most, share) for codes in (quiet, floats)]
+        found, terms = [], self._terms(share)
+        for codes in (quiet, floats):
+            for _, block, code in self.changes(codes, share):
+                changed = codes.copy()
+                changed[block] = code
+                is_faster = self._added(terms, codes.tolist(), block, code) < 0
+                if is_faster and self.noise_of(changed) <= most:
+                    codes = changed
+            found.append(codes)
         return min(found, key=lambda codes: self.predict(codes, share))
-
-    def _filled(self, start: Codes, most: float, share: float) -> Codes:
-        """The labelling with faster labels of single blocks, as long as their noise is allowed."""
-        terms, codes, noise = self._terms(share), start.copy(), self.noise
-        assert noise is not None
-        for _, block, code in self.changes(start, share):
-            changed = codes.copy()
-            changed[block] = code
-            is_faster = self._added(terms, codes.tolist(), block, code) < 0
-            if is_faster and self.noise_of(changed) <= most:
-                codes = changed
-        return codes
 
     def _settled(self, terms: _Terms, codes: list[int]) -> list[int]:
         """Coordinate descent: change one block at a time to its best code until nothing improves."""
@@ -411,10 +385,6 @@ class Posterior:
         gain = doubted / (self._deviation**2 + float((features * doubted).sum()))
         self._mean = self._mean + gain * (ratio - float((features * self._mean).sum()))
         self._covariance -= doubted[:, None] * gain
-
-    def predict(self, codes: Codes) -> float:
-        """The expected ratio of a labelling."""
-        return float((self._features(codes) * self._mean).sum())
 
     def expected_gain(self, codes: Codes, best: float) -> float:
         """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.

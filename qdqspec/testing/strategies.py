@@ -183,7 +183,7 @@ class StrategyContract:
         self, space: SchemeSpace, seed: int = 0, trials: int = 60, seeds: Sequence[Placement] = ()
     ) -> Strategy:
         """A new strategy; ``seeds`` are its warm starts."""
-        setup = SearchSetup(space=space, clock="cpu", trials=trials, seeds=tuple(seeds))
+        setup = SearchSetup(space=space, trials=trials, seeds=tuple(seeds))
         return self.strategy(setup, np.random.default_rng(seed))
 
     def test_it_begins_with_the_reference(self, space: SchemeSpace) -> None:

@@ -90,7 +90,15 @@ class DriftMonitor:
             if self.reference is None and self.memory([incumbent], 1):
                 self.reference = open_reference()
             if self.reference is not None:
-                self._look(self.reference, incumbent)
+                if incumbent is not self._beside:
+                    self._beside = incumbent
+                    self.series.append([])
+                engines, samples = (incumbent, self.reference), [Samples(), Samples()]
+                turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
+                for _ in range(self.rounds):
+                    for side in self.random.permutation(2):
+                        samples[side] += turn.sample(engines[side])
+                self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))
         except BackendError:
             self.close()
         self._ended = self.now()
@@ -101,22 +109,6 @@ class DriftMonitor:
         if self.reference is not None:
             self.reference.close()
         self.reference = self._beside = None
-
-    def _look(self, reference: Engine, incumbent: Engine) -> None:
-        if incumbent is not self._beside:
-            self._beside = incumbent
-            self.series.append([])
-        engines, samples = (incumbent, reference), [Samples(), Samples()]
-        turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
-        for _ in range(self.rounds):
-            for side in self.random.permutation(2):
-                samples[side] += turn.sample(engines[side])
-        self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))
-
-
-def significant(deviation: float) -> float:
-    """The smallest significant difference, a half at most, where builds have this deviation of logarithms."""
-    return min(0.5, max(FLOOR_EPS, 2 * deviation))
 
 
 @dataclass(eq=False)
@@ -242,6 +234,8 @@ class Bench:
     ) -> tuple[float, Samples]:
         """The smallest significant difference, by the variation between builds of the reference, and their samples.
 
+        It is twice the deviation between builds, and a half at most.
+
         ``plans`` are numbers of builds and rounds: the first that takes no longer than the ``seconds`` is used. With
         three builds the deviation is underestimated so often that one race in thirty is won falsely. Where none fits it
         is ``assumed``, twice the largest deviation seen between builds of real models: less lets more placements win
@@ -262,7 +256,8 @@ class Bench:
             why = self.reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [build.on(self.clock) for build in built.samples["noise"]]
-        return significant(build_deviation(times)), joined(built.samples["noise"])
+        eps = min(0.5, max(FLOOR_EPS, 2 * build_deviation(times)))
+        return eps, joined(built.samples["noise"])
 
     def compare(
         self,

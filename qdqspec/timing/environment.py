@@ -11,14 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import python_command
 from qdqspec._core.records import from_data, to_data
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.isolation.worker import options_from_json, options_to_json
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.types import DeviceKey
@@ -29,13 +28,9 @@ _MISSING = re.compile(r"No module named '([\w.]+)'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """A backend as installed in an environment; ``why`` states why it is not usable."""
+class Installed(Availability):
+    """A backend as installed in an environment, and its device if it is usable."""
 
-    usable: bool
-    why: str = ""
-    install: str = ""
-    facts: Mapping[str, str]
     device: DeviceKey | None = None
 
 
@@ -96,13 +91,7 @@ def _main(backend: str, options: str) -> None:
     words = options_from_json(json.loads(options))
     found = backend_named(backend)
     state = found.probe(words)
-    installed = Installed(
-        usable=state.usable,
-        why=state.why,
-        install=state.install,
-        facts=dict(state.facts),
-        device=found.device(words) if state.usable else None,
-    )
+    installed = Installed(**asdict(state), device=found.device(words) if state.usable else None)
     sys.stdout.write(f"\n{json.dumps(to_data(installed))}\n")
 
 

@@ -30,7 +30,7 @@ def log_wait(text: str) -> None:
     logging.getLogger("qdqspec").warning("%s", text)
 
 
-class _Waiting:
+class _Lock:
     """A lock, with a note beside it that states its owner. With ``reentrant`` a thread does not wait for itself."""
 
     def __init__(self, path: Path, report: Callable[[str], None], *, reentrant: bool = False) -> None:
@@ -69,40 +69,42 @@ class _Waiting:
                 self._note.unlink()
         self._lock.release()
 
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
-class RunLock:
+
+class RunLock(_Lock):
     """Locks a results folder for this run. Another process waits, and reports that at once.
 
     Raises `StateError` if this process holds it already, since it would wait for itself.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None] = log_wait) -> None:
-        self._folder = folder
-        self._lock = _Waiting(folder / ".lock", report)
+        super().__init__(folder / ".lock", report)
 
     def __enter__(self) -> Self:
-        own = self._folder.absolute()
-        if own in _OWN_FOLDERS:
+        folder = self.path.parent
+        if folder.absolute() in _OWN_FOLDERS:
             what = f"another run is writing here (process {os.getpid()}, which is this one)"
             cure = "wait for it to end, or choose another output folder"
-            raise StateError(what, where=self._folder, cure=cure)
+            raise StateError(what, where=folder, cure=cure)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(f"the run that writes to {self._folder}", patience=0)
-            for folder in (self._folder, *(path for path in self._folder.iterdir() if path.is_dir())):
-                remove_partial(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.acquire(f"the run that writes to {folder}", patience=0)
+            for each in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+                remove_partial(each)
         except OSError as error:
-            self._lock.release()
-            raise unwritable("the folder", self._folder, error, "choose another output folder") from None
-        _OWN_FOLDERS.add(own)
+            self.release()
+            raise unwritable("the folder", folder, error, "choose another output folder") from None
+        _OWN_FOLDERS.add(folder.absolute())
         return self
 
     def __exit__(self, *_: object) -> None:
-        _OWN_FOLDERS.discard(self._folder.absolute())
-        self._lock.release()
+        _OWN_FOLDERS.discard(self.path.parent.absolute())
+        self.release()
 
 
-class DeviceLock:
+class DeviceLock(_Lock):
     """Allows timing on a device to one process of this user at a time; the others wait, and report that.
 
     Its file is in the user's own temporary folder, so that users of one machine do not share it. ``waited`` is called
@@ -118,23 +120,16 @@ class DeviceLock:
         waited: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005 - ignored by default
     ) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
-        self._key = device_key
-        self._waited = waited
-        self._lock = _Waiting((folder or shared_folder("locks")) / f"{name}.lock", report, reentrant=True)
+        super().__init__((folder or shared_folder("locks")) / f"{name}.lock", report, reentrant=True)
+        self._key, self._waited = device_key, waited
 
     def __enter__(self) -> Self:
-        path = self._lock.path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._waited(
-                self._lock.acquire(f"a measurement of another run on {self._key}", patience=_PATIENCE)
-            )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._waited(self.acquire(f"a measurement of another run on {self._key}", patience=_PATIENCE))
         except OSError as error:
-            self._lock.release()
+            self.release()
             what = f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}"
             cure = "make its folder writable, or set TMPDIR to another folder"
-            raise OutputError(what, where=path, cure=cure) from None
+            raise OutputError(what, where=self.path, cure=cure) from None
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

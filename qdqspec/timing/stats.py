@@ -89,13 +89,6 @@ def _signed_rank_distribution(count: int) -> Floats:
     return np.asarray(np.cumsum(ways) / 2.0**count, dtype=np.float64)
 
 
-def student_t(confidence: float, freedom: float) -> float:
-    """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``."""
-    from scipy.special import stdtrit  # loads in a third of the time of scipy.stats
-
-    return float(stdtrit(freedom, (1 + confidence) / 2))
-
-
 def pooled_deviation(groups: Sequence[Sequence[float] | Floats]) -> Deviation:
     """Standard deviation within groups, pooled over them, and its degrees of freedom."""
     freedom = sum(len(group) - 1 for group in groups)
@@ -242,11 +235,13 @@ def student_half_width(*parts: Variance) -> float:
     """
     if not parts[0][1]:
         return math.inf
+    from scipy.special import stdtrit  # loads in a third of the time of scipy.stats
+
     known = [(variance, freedom) for variance, freedom in parts if variance]
     total = sum(variance for variance, _ in known)
     shares = sum(variance**2 / freedom for variance, freedom in known)
     freedom = max(1, math.floor(total**2 / shares + 1e-9)) if shares else parts[0][1]
-    return student_t(0.95, freedom) * math.sqrt(total)
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(total)
 
 
 def _half_apart(levels: Sequence[Mapping[str, Floats]], role: str, base: str, measurements: int) -> float:

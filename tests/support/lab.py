@@ -130,6 +130,17 @@ def lab_in(folder: Path) -> MakeLab:
     return make
 
 
+def raising(error: BaseException, stage: str, nth: int) -> Callable[[str, int], bool]:
+    """A failure of a candidate when it reaches a stage for the nth time."""
+
+    def fails(where: str, count: int) -> bool:
+        if (where, count) == (stage, nth):
+            raise error
+        return False
+
+    return fails
+
+
 def bench_of(lab: Lab, seed: int = 0, **more) -> Bench:
     return Bench(
         lab, lab.write, (Load(feeds=FEEDS),), clock="cpu", random=np.random.default_rng(seed), **more

@@ -107,10 +107,11 @@ class Additive:
     """An accuracy oracle of additive noise, in which the second unit has most.
 
     Its predictions are too high by ``offset`` until the first result. It counts predictions in ``asked``. Without
-    ``noise`` it predicts nothing.
+    ``noise`` it predicts nothing. ``expects`` is what it knows of the task metric.
     """
 
     doubt_db = 0.1
+    expects: Callable[[Placement], bool | None] = staticmethod(lambda _: None)
 
     def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
         self.powers = {unit.id: power_of(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
@@ -135,8 +136,8 @@ class Additive:
         return self.truth(placement) + self._offset if self._has_noise else None
 
     def keeps_metric(self, placement: Placement) -> bool | None:
-        """Nothing is known of a metric."""
-        return None
+        """Whether the metric is expected to meet its limit."""
+        return self.expects(placement)
 
     def learn(self, trial: Trial) -> None:
         """The first result corrects the offset."""

@@ -173,7 +173,6 @@ class Tuning(Closing):
             self.oracle = oracle_of(prepared, limits, deadline, opened)
             setup = SearchSetup(
                 space=prepared.space,
-                clock=self.bench.clock,
                 preset=rules.preset,
                 trials=trials,
                 trials_per_region=rules.trials_per_region,

@@ -20,7 +20,10 @@ def flip(search: Attribution) -> Steps[None]:
         best = search.incumbent
         # eps is two standard deviations of a build; a ratio has the variance of two builds
         belief = Posterior(energy, search.eps / 2**0.5, search.trials)
-        for codes in energy.flips(energy.codes_of(best.placement)):
+        start = energy.codes_of(best.placement)
+        for _, block, code in energy.changes(start):
+            codes = start.copy()
+            codes[block] = code
             placement = energy.placed(codes)
             if (
                 search.is_new(placement)

@@ -41,10 +41,10 @@ class Attribution(Stepwise):
         "refine": "changes of single blocks",
     }
 
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self.trials: list[Trial] = []  # candidates that ran
         self._energy: Energy | None = None
-        super().__init__(self._search(), setup)
+        super().__init__(setup, random)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Receive trials; once those of a whole step are complete, advance to the next step."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-
-import numpy as np
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
-from qdqspec.search.blocks import UnitBlock, labels_of, tie, uniform_codes
+from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
+from qdqspec.search.blocks import labels_of, tie, uniform_codes
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
 
@@ -19,22 +16,28 @@ LIMIT = 1024  # labellings; at two seconds a build, half an hour
 class Exhaustive(Stepwise):
     """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
 
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        super().__init__(self._all(tie(setup.space)), setup)
-
     @staticmethod
     def refuse(space: SchemeSpace) -> None:
         """Raise `ConfigError` if the space has more labellings than the limit."""
-        _count(space)
+        Exhaustive.default_trials("", space)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
         """The number of labellings. Raises `ConfigError` if it is above the limit."""
-        return _count(space)
+        blocks = tie(space)
+        count = math.prod(len(block.codes) for block in blocks)
+        if count > LIMIT:
+            shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
+            what = f"{len(blocks)} kinds of operators can be labelled in {shown} ways"
+            cure = "choose the strategy attribution or region, or allow fewer operators under patterns"
+            raise ConfigError(
+                f"{what}; exhaustive search takes {LIMIT:,}", where=space.model.where, cure=cure
+            )
+        return count
 
-    def _all(self, blocks: Sequence[UnitBlock]) -> Steps[None]:
+    def _search(self) -> Steps[None]:
         yield self.first_proposals()
-        space = self.space
+        space, blocks = self.space, tie(self.space)
         yield [profiled(placement, "pure") for placement in self.fitted_everything()]
         every = itertools.product(*(block.codes for block in blocks))
         labellings = itertools.chain(
@@ -48,18 +51,6 @@ class Exhaustive(Stepwise):
         )
         while batch := list(itertools.islice(proposals, 16)):
             yield batch
-
-
-def _count(space: SchemeSpace) -> int:
-    """The number of labellings. Raises `ConfigError` if it is above the limit."""
-    blocks = tie(space)
-    count = math.prod(len(block.codes) for block in blocks)
-    if count > LIMIT:
-        shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
-        what = f"{len(blocks)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}"
-        cure = "choose the strategy attribution or region, or allow fewer operators under patterns"
-        raise ConfigError(what, where=space.model.where, cure=cure)
-    return count
 
 
 strategy = Exhaustive

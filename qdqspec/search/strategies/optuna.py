@@ -40,7 +40,7 @@ class OptunaSearch(Stepwise):
         directions = ["minimize", "maximize"] if setup.pareto else ["minimize"]
         self._study = optuna.create_study(sampler=sampler, directions=directions)
         self._optuna = optuna
-        super().__init__(self._search(), setup)
+        super().__init__(setup, random)
 
     @staticmethod
     def refuse(space: SchemeSpace) -> None:  # noqa: ARG004 - the seam's signature
@@ -80,15 +80,16 @@ class OptunaSearch(Stepwise):
         if not trial.ok or trial.ratio is None:
             self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             return
-        accurate = reaches(trial, None, self.setup.min_accuracy)
+        accurate = reaches(trial, None, self.setup.limits.min_accuracy)
         ratio = trial.ratio if accurate else max(1.0, trial.ratio)
         self._constrain(asked, _decibels(trial))
         self._study.tell(asked, [ratio, _decibels(trial)] if self.setup.pareto else [ratio])
 
     def _constrain(self, asked: Any, sqnr_db: float | None) -> None:
         """Report the distance from the SQNR limit."""
-        if self.setup.min_sqnr_db is not None and sqnr_db is not None:
-            asked.set_constraint("sqnr_db", self.setup.min_sqnr_db - sqnr_db)
+        least_db = self.setup.limits.min_sqnr_db
+        if least_db is not None and sqnr_db is not None:
+            asked.set_constraint("sqnr_db", least_db - sqnr_db)
 
 
 def _decibels(trial: Trial) -> float:

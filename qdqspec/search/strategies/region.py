@@ -11,10 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
-import numpy as np
-
 from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
+from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches
 from qdqspec.types import Trial
@@ -37,10 +35,6 @@ class RegionSearch(Stepwise):
     parents: ClassVar[int] = 10
     patience: ClassVar[float] = 0.2
     least_patience: ClassVar[int] = 6
-
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._random = random
-        super().__init__(self._search(), setup)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace, trials_per_region: int | None = None) -> int:
@@ -98,7 +92,7 @@ class RegionSearch(Stepwise):
 
     def _drawn(self, blocks: Sequence[UnitBlock], held: Scheme, measured: Mapping[Scheme, float]) -> Scheme:
         """A random scheme, or one of the best of those measured so far with some other labels."""
-        random = self._random
+        random = self.random
         if random.random() < self.random_share:
             return tuple(int(random.choice(block.codes)) for block in blocks)
         ranked = sorted(measured, key=lambda scheme: (measured[scheme], scheme))[: self.parents] or [held]

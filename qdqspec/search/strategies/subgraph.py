@@ -13,12 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
-import numpy as np
-
 from qdqspec.graph.ops import ANCHORS, copies_values
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.units import Unit
-from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise, profiled
+from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, classes_of, fuse, spent_by_unit
 from qdqspec.types import HALVES, LayerTime, Trial, label_of
 
@@ -33,9 +31,6 @@ class SubgraphSearch(Stepwise):
     """
 
     step: ClassVar[float] = 2.0
-
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
-        super().__init__(self._search(), setup)
 
     def _search(self) -> Steps[None]:
         trials = yield self.first_proposals()
@@ -61,7 +56,7 @@ class SubgraphSearch(Stepwise):
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
         nodes, resolve = nodes_of(self.space, groups[0]), self.space.resolve
-        schemes = {resolve(scheme): name for name, scheme in schemes_of(self.space, groups[0])}
+        schemes = {resolve(scheme): name for name, scheme in schemes_of(self.space, groups[0]).items()}
         trials = yield [
             Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
             for placement in (resolve({}), *schemes)
@@ -73,11 +68,11 @@ class SubgraphSearch(Stepwise):
             return []
         labels: Labels = {}
         for group in groups:
-            labels |= dict(schemes_of(self.space, group)).get(schemes[best], {})
+            labels |= schemes_of(self.space, group).get(schemes[best], {})
         return [(share * (1 - ratios[best]), labels)]
 
 
-def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]:
+def schemes_of(space: SchemeSpace, group: UnitBlock) -> dict[str, Labels]:
     """The schemes to try on a group, by name, in addition to all float; each once.
 
     In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
@@ -85,7 +80,7 @@ def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]
     """
     units = [space.by_id[name] for name in group.units]
     seen = {space.resolve({}).digest}
-    found: list[tuple[str, Labels]] = []
+    found: dict[str, Labels] = {}
     for choice in space.choices:
         full = {unit.id: label for unit in units if (label := unit.full_in(choice.name)) != "fp"}
         narrow = choice.labels[1]
@@ -103,7 +98,7 @@ def schemes_of(space: SchemeSpace, group: UnitBlock) -> list[tuple[str, Labels]]
             digest = space.resolve(labels).digest
             if digest not in seen:
                 seen.add(digest)
-                found.append((f"{choice.name} {name}".strip(), labels))
+                found[f"{choice.name} {name}".strip()] = labels
     return found
 
 

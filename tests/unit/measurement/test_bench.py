@@ -20,7 +20,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
-from qdqspec.timing.bench import FLOOR_EPS, significant
+from qdqspec.timing.bench import FLOOR_EPS
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import NOTE, FreshBuilds, Together, merged
 from qdqspec.types import RatioTest, Samples
@@ -35,6 +35,7 @@ from tests.support.lab import (
     known,
     lab_in,
     placement,
+    raising,
     started,
 )
 
@@ -51,18 +52,17 @@ BUILDS, ROUNDS = 5, 6
 MADE = known(REFERENCE, 1.0, samples=Samples(wall_ms=(1.0, 1.0)), build_seconds=0.01)
 
 
-@pytest.mark.parametrize(("deviation", "eps"), [(0.0, FLOOR_EPS), (0.02, 0.04), (0.7, 0.5)])
-def test_the_smallest_significant_difference_is_bounded(deviation: float, eps: float) -> None:
+@pytest.mark.parametrize(
+    ("build_noise", "seconds", "eps", "builds"),
+    [("0", 1e6, FLOOR_EPS, BUILDS), ("0.9", 1e6, 0.5, BUILDS), ("0.03", 1e-9, 0.05, 0)],
+)
+def test_the_smallest_significant_difference_has_bounds_and_a_time_limit(
+    make_lab: MakeLab, build_noise: str, seconds: float, eps: float, builds: int
+) -> None:
     """Builds that differ by a factor of two leave no significant gain, and no impossible one."""
-    assert significant(deviation) == pytest.approx(eps)
-
-
-@pytest.mark.parametrize(("seconds", "builds"), [(1e6, BUILDS), (1e-9, 0)])
-def test_the_measurement_of_noise_has_a_time_limit(make_lab: MakeLab, seconds: float, builds: int) -> None:
-    lab = make_lab({"fake.build_noise": "0.03"})
-    eps, _ = bench_of(lab).measure_variation(MADE, seconds)
+    lab = make_lab({**QUIET, "fake.build_noise": build_noise})
+    assert bench_of(lab).measure_variation(MADE, seconds)[0] == eps
     assert len(lab.built) == builds
-    assert eps == 0.05 or builds
 
 
 @pytest.mark.parametrize(("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["alike", "different"])
@@ -81,19 +81,6 @@ def test_rounds_end_when_runs_add_no_information(make_lab: MakeLab, run_noise: f
 
 def roles(**named: str):
     return {role: REFERENCE if name == "reference" else placement(name) for role, name in named.items()}
-
-
-def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> None:
-    lab = make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5))
-    found = bench_of(lab).compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
-    assert sorted(lab.built) == ["fast"] * 3 + ["reference"] * 3 + ["slow"] * 3
-    assert not lab.open
-    assert found.builds == 3
-    assert {role: len(s.cpu_ms) for role, s in found.samples.items()} == dict.fromkeys(found.ratios, 24)
-    assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
-    assert found.ratios["tuned"].low < found.ratios["tuned"].median < found.ratios["tuned"].high
-    assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.1)
-    assert found.speedup.median == pytest.approx(2, rel=0.05)
 
 
 def test_a_confirmation_is_repeated_with_other_builds_while_asked_for(make_lab: MakeLab) -> None:
@@ -127,16 +114,21 @@ def test_a_runtime_without_processor_time_is_judged_by_elapsed_time(
 
 def test_builds_for_noise_and_confirmation_share_no_cache(make_lab: MakeLab) -> None:
     """Only these: candidates of a search share a timing cache, so that equal parts have equal kernels."""
-    lab = make_lab(QUIET, fast=Candidate(scale=0.5))
+    lab = make_lab(QUIET, fast=Candidate(scale=0.5), slow=Candidate(scale=1.5))
     arena = started(lab)
     assert arena.trial(1, placement("fast"), "p").incumbent
     assert not any(lab.fresh)
     searched = len(lab.fresh)
     arena.measure_variation(MADE)
-    arena.bench.compare(roles(reference="reference", tuned="fast"), rounds=2)
+    found = arena.bench.compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=6)
     assert all(lab.fresh[searched:])
     assert lab.hashed == [not fresh for fresh in lab.fresh]
-    assert len(lab.fresh) == searched + BUILDS + 6
+    assert len(lab.fresh) == searched + BUILDS + 9
+    assert Counter(lab.built[searched + BUILDS :]) == {"reference": 3, "fast": 3, "slow": 3}
+    assert found.builds == 3
+    assert {role: len(s.cpu_ms) for role, s in found.samples.items()} == dict.fromkeys(found.ratios, 18)
+    medians = [found.ratios["tuned"].median, found.ratios["everything"].median, found.speedup.median]
+    assert medians == pytest.approx([0.5, 1.5, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -165,26 +157,26 @@ def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, s
     assert not lab.open
 
 
-# ---- memory for two engines at a time: the numbers are those with all engines open --------------------
+# ---- memory for two engines at a time ---------------------------------------------------------------
 
 
-@dataclass
 class Crowded(Lab):
-    """A device with memory for a number of engines, which fails with the message of a runtime."""
+    """A device with memory for ``fit`` engines, which fails with the message of a runtime."""
 
-    fit: int = 2
-    most: int = 0
+    fit, most = 2, 0
 
     def build(self, model, options: BuildOptions) -> WatchedEngine:
         if len(self.open) >= self.fit:
             raise BackendError(f"{model.name}: CUDA failure 2: out of memory")
-        engine = Lab.build(self, model, options)
+        engine = super().build(model, options)
         self.most = max(self.most, len(self.open))
         return engine
 
 
 def crowded(lab: Lab, fit: int = 2) -> Crowded:
-    return Crowded(lab.candidates, lab.words, file=lab.file, fit=fit)
+    found = Crowded(lab.candidates, lab.words, file=lab.file)
+    found.fit = fit
+    return found
 
 
 def no_memory(_engines: object, _more: int) -> bool:
@@ -203,14 +195,10 @@ def test_at_most_two_engines_are_open(make_lab: MakeLab, memory_is_known: bool) 
     found = arena.bench.compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
     assert (lab.most, lab.open) == (2, [])
     taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
-    assert taken == dict.fromkeys(found.ratios, taken["reference"])
-    assert taken["reference"] == 24  # three builds, eight rounds
+    assert taken == dict.fromkeys(found.ratios, 24)  # three builds, eight rounds
     assert all(s.first and len(s.first.wall_ms) == len(s.wall_ms) for s in found.samples.values())
     assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
-
-
-# ---- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fit", [0, 1])
@@ -226,14 +214,8 @@ def test_memory_for_one_engine_only_is_one_error_with_the_reason(make_lab: MakeL
 @pytest.mark.parametrize("nth", [1, 2, 9])
 def test_no_candidate_fails_if_memory_runs_out_while_timing(make_lab: MakeLab, nth: int) -> None:
     """Engines allocate memory in their first runs, and the killed engine need not be the one that allocated."""
-    lab = make_lab(fast=Candidate(scale=0.5))
-
-    def killed(stage: str, count: int) -> bool:
-        if stage == "time" and count == nth:
-            raise BackendError("killed by SIGKILL (often: the machine ran out of memory)")
-        return False
-
-    lab.candidates["fast"].fails = killed
+    killed = BackendError("killed by SIGKILL (often: the machine ran out of memory)")
+    lab = make_lab(fast=Candidate(scale=0.5, fails=raising(killed, "time", nth)))
     found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
     assert not found.failures
     assert found.samples["tuned"].notes == (NOTE,)
@@ -243,43 +225,29 @@ def test_no_candidate_fails_if_memory_runs_out_while_timing(make_lab: MakeLab, n
 @pytest.mark.parametrize(("stage", "nth"), [("build", 2), ("time", 1), ("time", 12)])
 def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, nth: int) -> None:
     lab = make_lab()
-
-    def interrupt(where: str, count: int) -> bool:
-        if where == stage and count == nth:
-            raise KeyboardInterrupt
-        return False
-
-    lab.candidates["reference"].fails = interrupt
+    lab.candidates["reference"].fails = raising(KeyboardInterrupt(), stage, nth)
     with pytest.raises(KeyboardInterrupt):
         bench_of(lab, memory=no_memory).measure_variation(MADE)
     assert not lab.open
 
 
-@dataclass
-class Steady:
-    """An engine on a machine whose speed changes over time, which is counted in turns."""
-
-    level: float
-    turns: count[int]
-    speed: Callable[[int], float]
-
-    def time(self, runs: int, warmup: int = 0) -> Samples:
-        took = self.level * self.speed(next(self.turns))
-        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
     """The machine is twice as slow from the turns of the sixth build on; its samples are not slower than the others."""
-
-    def build(level: float) -> Steady:
-        return Steady(level, turns, lambda turn: 1.0 if turn <= 140 else 2.0)
-
     turns = count(1)
+
+    class Steady:
+        def __init__(self, level: float) -> None:
+            self.level = level
+
+        def time(self, runs: int, warmup: int = 0) -> Samples:
+            took = self.level * (1.0 if next(turns) <= 140 else 2.0)
+            return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
+
+        def close(self) -> None:
+            pass
+
     fresh = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
-    groups = {"a": [partial(build, 5.0)] * 3, "b": [partial(build, 4.0)] * 3}
+    groups = {"a": [partial(Steady, 5.0)] * 3, "b": [partial(Steady, 4.0)] * 3}
     found = fresh.two_at_a_time(groups, 12).samples
     builds = [build.wall_ms for group in found.values() for build in group]
     levels = [np.median(times) for times in builds]
@@ -297,25 +265,16 @@ WAIT = 30.0  # time limit of a test in seconds; nothing is timed
 
 @dataclass
 class Site:
-    """Counts parallel builds and closed engines."""
+    """Counts built and closed engines; ``meet`` is called during each build."""
 
     wanted: int
     meet: Callable[[], object] = lambda: None
-    under_way: int = 0
-    most: int = 0
     open: list[object] = field(default_factory=list)
     closed: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def build(self) -> Engine:
-        with self.lock:
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
         self.meet()
-        with self.lock:
-            self.under_way -= 1
-            engine = Engine(self)
-            self.open.append(engine)
+        self.open.append(engine := Engine(self))
         return engine
 
     def fail(self) -> Engine:
@@ -335,27 +294,34 @@ class Engine:
         self.site.closed += 1
 
 
-def timed(groups, jobs: int) -> Together:
+def timed(groups, rounds: int = 6, **how: float) -> Together:
     random = np.random.default_rng(0)
-    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, jobs=jobs)
-    return builds.all_at_once(groups, 6)
+    return FreshBuilds(clock="wall", random=random, exclusive=nullcontext, **how).all_at_once(groups, rounds)
 
 
-@pytest.mark.parametrize(("jobs", "most"), [(1, 1), (3, 3)])
-def test_the_number_of_parallel_builds_is_limited_by_jobs(jobs: int, most: int) -> None:
-    site = Site(wanted=3)
-    if jobs > 1:
-        site.meet = threading.Barrier(jobs, timeout=WAIT).wait
-    found = timed({"a": [site.build] * 3}, jobs)
-    assert (site.most, site.closed) == (most, 3)
-    assert len(found.samples["a"]) == 3
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_as_many_builds_as_jobs_are_made_in_parallel(jobs: int) -> None:
+    begun, ended = threading.Barrier(jobs, timeout=WAIT), threading.Barrier(jobs, timeout=WAIT)
+    under_way, most = list[None](), list[int]()
+
+    def meet() -> None:
+        under_way.append(None)
+        begun.wait()
+        most.append(len(under_way))
+        ended.wait()
+        under_way.pop()
+
+    site = Site(wanted=3, meet=meet)
+    found = timed({"a": [site.build] * 3}, jobs=jobs)
+    assert most == [jobs] * 3
+    assert site.closed == len(found.samples["a"]) == 3
     assert not found.failures
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_group_with_a_failed_build_is_excluded_and_its_engines_are_closed(jobs: int) -> None:
     site = Site(wanted=5 if jobs > 1 else 4)
-    found = timed({"a": [site.build, site.fail, site.build], "b": [site.build] * 3}, jobs)
+    found = timed({"a": [site.build, site.fail, site.build], "b": [site.build] * 3}, jobs=jobs)
     assert found.failures.keys() == {"a"}
     assert found.samples.keys() == {"b"}
     assert site.closed == len(site.open) == site.wanted
@@ -395,24 +361,18 @@ def test_builds_that_time_kernels_are_sequential() -> None:
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 6), (1e9, 24)])
 def test_slow_models_have_fewer_rounds(seconds: float, rounds: int) -> None:
     site = Site(wanted=2)
-    random = np.random.default_rng(0)
-    limits = {"most_seconds": seconds, "enough": -1.0}
-    builds = FreshBuilds(clock="wall", random=random, exclusive=nullcontext, **limits)
-    found = builds.all_at_once({"a": [site.build] * 2}, 24)
+    found = timed({"a": [site.build] * 2}, 24, most_seconds=seconds, enough=-1.0)
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 
 
 def test_later_measurements_are_scaled_to_the_rounds_of_the_first() -> None:
     """The second measurement is slower by a factor of its own in each round; the ratios within it are kept."""
 
-    def measured(slower: tuple[float, ...], a: float, b: float) -> Together:
-        builds = {
-            name: [Samples(wall_ms=tuple(level * each for each in slower))]
-            for name, level in (("a", a), ("b", b))
-        }
-        return Together(builds)
+    def measured(slower: tuple[float, ...], **levels: float) -> Together:
+        times = {name: tuple(level * each for each in slower) for name, level in levels.items()}
+        return Together({name: [Samples(wall_ms=each)] for name, each in times.items()})
 
-    found = merged([measured((1, 2, 1), 1, 4), measured((3, 5, 7, 9), 2, 2)])
+    found = merged([measured((1, 2, 1), a=1, b=4), measured((3, 5, 7, 9), a=2, b=2)])
     assert found.measurements == 2
     times = {name: [build.wall_ms for build in builds] for name, builds in found.samples.items()}
     assert times["a"] == [(1, 2, 1), pytest.approx((2, 4, 2))]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -78,27 +79,22 @@ def test_outputs_are_in_the_order_of_the_inputs(most: int, count: int) -> None:
     assert all(engine.closed for engine in built)
 
 
-def test_runs_go_on_at_the_same_time() -> None:
-    """Each of two runs waits until the other has begun."""
+def test_runs_go_on_at_the_same_time_and_after_a_failed_one_all_later_ones_fail() -> None:
+    """Each of two runs waits until the other has begun. Failures do not depend on which engine would have been free."""
     both = threading.Barrier(2, timeout=10)
-    engines, built, log = opened(2, lambda _: both.wait() and None)
-    with engines:
-        assert are_doubled(engines, 4)
-    assert len(built) == 2
-    assert set(log) == set(built)
-
-
-def test_after_a_failed_run_all_later_ones_fail() -> None:
-    """They do not depend on which engine would have been free."""
 
     def run(value: float) -> None:
-        if value == 2:
+        both.wait()
+        if value == 6:
             raise BackendError("it crashed")
 
-    engines, _, _ = opened(2, run)
+    engines, built, log = opened(2, run)
     with engines:
+        assert are_doubled(engines, 4)
+        assert len(built) == 2
+        assert set(log) == set(built)
         with pytest.raises(BackendError, match="it crashed"):
-            are_doubled(engines, 6)
+            are_doubled(engines, 8)
         for _ in range(4):
             with pytest.raises(BackendError, match="it crashed"):
                 engines.run({"x": 0.0})
@@ -130,24 +126,18 @@ def test_an_interrupt_ends_the_runs() -> None:
 def test_a_given_engine_has_others_beside_it_after_a_few_runs_and_stays_open() -> None:
     engines, built, log = opened(2)
     given = Doubling(log, lambda _: None)
-    with Engines(engines._build, 2, given=given) as several:
+    with engines, Engines(engines._build, 2, given=given) as several:
         assert are_doubled(several, 8)
         assert len(built) == 1  # of the engines that are not used here
         assert are_doubled(several, 20)
         assert set(log) == {given, built[-1]}
     assert (given.closed, built[-1].closed) == (False, True)
-    engines.close()
 
 
 # ---- memory limits that the system reports, and whether more engines fit into the free memory ---------
 
 
 MEBI = 2**20
-
-
-@dataclass
-class Process:
-    pid: int
 
 
 @dataclass
@@ -163,6 +153,11 @@ class OnGpu:
         return self.holds * MEBI, self.free * MEBI
 
 
+def process(pid: int) -> SimpleNamespace:
+    """An engine in a process of its own."""
+    return SimpleNamespace(pid=pid)
+
+
 @dataclass
 class Machine:
     """The files in which Linux reports memory."""
@@ -175,18 +170,18 @@ class Machine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="ascii")
 
-    def engine(self, pid: int, *, holds: int, peak: int) -> Process:
+    def engine(self, pid: int, *, holds: int, peak: int) -> SimpleNamespace:
         self.write(
             f"proc/{pid}/status",
             f"Name:\tpython 3\nVmHWM:\t {peak * 1024} kB\nVmRSS:\t 9 kB\nRssAnon:\t {holds * 1024} kB\n",
         )
-        return Process(pid)
+        return process(pid)
 
     def left(self) -> float | None:
         left = bytes_left(self.proc, self.groups)
         return None if left is None else left / MEBI
 
-    def fits(self, more: int, *engines: Process | OnGpu) -> bool:
+    def fits(self, more: int, *engines: object) -> bool:
         return has_memory(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
 
 
@@ -218,12 +213,10 @@ def test_the_given_number_of_engines_of_the_largest_size_must_fit(machine: Machi
     assert not machine.fits(73, small)
     assert machine.fits(6, small, large)
     assert not machine.fits(7, small, large)
-
-
-def test_engines_of_unknown_size_fit(machine: Machine) -> None:
+    # engines of unknown size fit
     assert machine.fits(1000)
     assert machine.fits(100, OnGpu(1000, -1))
-    assert machine.fits(1000, Process(0), Process(12345))
+    assert machine.fits(1000, process(0), process(12345))
     assert has_memory([], 1000)
 
 

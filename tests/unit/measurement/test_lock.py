@@ -21,14 +21,12 @@ from qdqspec.timing.lock import DeviceLock, RunLock
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.timing.lock import RunLock
+from qdqspec.timing.lock import DeviceLock, RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
-DEVICE_HOLDER = HOLDER.replace(
-    "RunLock(Path(sys.argv[1]))", "DeviceLock('a cpu', folder=Path(sys.argv[1]))"
-).replace("import RunLock", "import DeviceLock")
+DEVICE_HOLDER = HOLDER.replace("RunLock(Path", "DeviceLock('a cpu', folder=Path")
 
 
 @pytest.fixture(autouse=True)
@@ -37,29 +35,13 @@ def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def held_elsewhere(program: str, *arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def held_elsewhere(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds a lock until its input ends."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    with holder:
+    command, pipe = [sys.executable, "-c", program, str(folder)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         yield holder
         holder.kill()
-
-
-def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str], None]:
-    """A function that takes a report and ends the process that holds the lock."""
-
-    def report(text: str) -> None:
-        reports.append(text)
-        holder.kill()
-
-    return report
 
 
 @pytest.mark.parametrize(
@@ -76,7 +58,8 @@ def test_a_second_run_waits_and_reports_the_process_that_holds_the_lock(
     reports: list[str] = []
     with (
         held_elsewhere(program, tmp_path) as holder,
-        kind(folder=tmp_path, report=end_of(holder, reports)),  # a killed run holds no lock
+        # a killed run holds no lock
+        kind(folder=tmp_path, report=lambda text: reports.append(text) or holder.kill()),
     ):
         pass
     (report,) = reports
@@ -89,7 +72,7 @@ def test_a_damaged_note_of_a_lock_is_reported_as_another_process(tmp_path: Path,
     reports: list[str] = []
     with held_elsewhere(HOLDER, tmp_path) as holder:
         (tmp_path / ".lock.owner").write_text(note)
-        with RunLock(tmp_path, end_of(holder, reports)):
+        with RunLock(tmp_path, lambda text: reports.append(text) or holder.kill()):
             pass
     assert reports == [f"waits for the run that writes to {tmp_path} (another process)"]
 
@@ -103,8 +86,9 @@ def test_a_process_never_waits_for_itself(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_device_is_in_the_users_folder() -> None:
     with DeviceLock("a cpu") as held:
-        assert str(os.getuid()) in held._lock.path.parent.parent.name
-        assert held._lock.path.parent.parent.stat().st_mode & 0o077 == 0
+        own = held.path.parent.parent
+        assert str(os.getuid()) in own.name
+        assert own.stat().st_mode & 0o077 == 0
 
 
 def test_a_lock_that_cannot_be_made_or_taken_is_an_output_error(tmp_path: Path) -> None:

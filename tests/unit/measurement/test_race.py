@@ -1,7 +1,8 @@
-"""Races on the simulated device: verdicts, stopping rules, and error rates."""
+"""Races on the simulated device: verdicts, stopping rules, and error rates. Several shape profiles as one."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,28 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
-from qdqspec.timing.race import MOST_RUNS, Turn, race, warmed
+from qdqspec.timing.bench import Bench
+from qdqspec.timing.race import (
+    MOST_RUNS,
+    Load,
+    Turn,
+    as_one,
+    attach,
+    merged_layers,
+    race,
+    warmed,
+)
 from qdqspec.timing.stats import signed_rank_bounds
-from qdqspec.types import Race, Samples
+from qdqspec.types import LatencyEvidence, LayerTime, Race, Samples
+from tests.support.lab import QUIET, REFERENCE, placement
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains
 
@@ -90,9 +106,14 @@ def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
     assert {(race.verdict, race.pairs, race.interval) for race in far_slower} == {("slower", 3, None)}
 
 
-@pytest.mark.parametrize(("typical_ms", "warmup", "runs"), [(0.01, 5, 5), (1.0, 5, 3), (900.0, 0, 1)])
+@pytest.mark.parametrize(
+    ("typical_ms", "warmup", "runs"), [(0.01, 5, 5), (1.0, 5, 3), (29.0, 1, 1), (900.0, 0, 1)]
+)
 def test_turns_of_any_model_have_a_similar_duration(typical_ms: float, warmup: int, runs: int) -> None:
-    """Untimed runs until the caches are warm again, then a few timed ones; for long models one timed run."""
+    """Untimed runs until the caches are warm again, then a few timed ones; for long models one timed run.
+
+    A model of 29 ms took 1.00 of float in the first run of a turn, and .90 in each later one.
+    """
     assert Turn.lasting(typical_ms) == Turn(warmup=warmup, runs=runs)
 
 
@@ -151,19 +172,80 @@ def test_a_fresh_engine_is_warmed_up_until_its_times_settle(times: tuple[float, 
     assert last.median_ms("cpu") == pytest.approx(times[-1], rel=0.01)
 
 
-def test_a_long_model_that_is_faster_once_its_data_is_in_the_caches_wins() -> None:
-    """A pitch model measured so: 1.00 of float in the first run of a turn, .90 in each later one."""
+# ---- several shape profiles as one objective ------------------------------------------------------------
 
-    def engine(steady_ms: float) -> Engine:
-        def wall_ms(*_: int) -> tuple[float, ...]:
-            warmup, runs = own.asked[-1]
-            return ((29.4,) + (steady_ms,) * (warmup + runs))[warmup : warmup + runs]
+times = st.floats(1e-3, 1e3)
 
-        return cast("Engine", own := Timed(wall_ms))
 
-    engines = [engine(steady_ms) for steady_ms in (25.7, 28.5)]
-    random = np.random.default_rng(0)
-    outcome, ours, theirs = race(*engines, "incumbent", clock="cpu", eps=0.02, random=random)
-    assert outcome.verdict == "faster"
-    assert outcome.ratio == pytest.approx(25.7 / 28.5)
-    assert {*ours.cpu_ms, *theirs.cpu_ms} == {25.7, 28.5}
+def loads(*shares: float) -> tuple[Load, ...]:
+    """The input of the small model, and larger batches of it."""
+    return tuple(
+        Load(feeds={"x": np.zeros((4**number, 3, 8, 8), np.float32)}, name=f"x {4**number}", share=share)
+        for number, share in enumerate(shares)
+    )
+
+
+@given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=5), st.floats(0.05, 0.95))
+def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
+    """Units and sizes of profiles have no effect: each ratio is weighted by its share."""
+    ours = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (0, 1)], (share, 1 - share))
+    theirs = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (2, 3)], (share, 1 - share))
+    for (a, b, c, d), mine, other in zip(rows, ours.wall_ms, theirs.wall_ms, strict=True):
+        assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
+
+
+def test_layers_of_profiles_are_weighted_as_in_the_objective():
+    def layers(conv: float, relu: float) -> tuple[LayerTime, ...]:
+        return (
+            LayerTime(name="c", op_type="Conv", milliseconds=conv, nodes=("conv",)),
+            LayerTime(name="r", op_type="Relu", milliseconds=relu, nodes=("relu",)),
+            LayerTime(name="r2", op_type="Relu", milliseconds=relu, nodes=("relu",)),
+        )
+
+    found = merged_layers([layers(2.0, 1.0), layers(10.0, 45.0)], (0.75, 0.25))
+    whole = 4.0**0.75 * 100.0**0.25
+    assert [layer.milliseconds for layer in found] == pytest.approx(
+        [whole * (0.75 * 0.5 + 0.25 * 0.1), *[whole * (0.75 * 0.25 + 0.25 * 0.45)] * 2]
+    )
+    assert merged_layers([(), ()], (0.5, 0.5)) == ()
+
+
+def test_an_engine_that_cannot_be_bound_is_closed(model: Path, monkeypatch: pytest.MonkeyPatch):
+    closed = []
+    monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
+    engine = FakeDevice().build(model, BuildOptions())
+    with pytest.raises(BackendError, match="no value is given"):
+        attach(engine, (loads(1.0)[0], Load(feeds={})))
+    assert closed == [engine]
+
+
+def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
+    """The quantized model is faster at one size and slower at the other; the result depends on the shares."""
+    quantized = tmp_path / "quantized.onnx"
+    onnx.save(small_model(quantized=True), quantized)
+
+    def compared(*shares: float):
+        bench = Bench(
+            FakeDevice(),
+            lambda what: quantized if what.sites else model,
+            loads(*shares),
+            clock="cpu",
+            random=np.random.default_rng(0),
+            options=BuildOptions(extra={**QUIET, "fake.scale": "1"}),
+        )
+        return bench.compare({"reference": REFERENCE, "tuned": placement("x")}, rounds=4)
+
+    found = compared(0.9, 0.1)
+    assert from_data(LatencyEvidence, json.loads(json.dumps(to_data(found)))) == found
+    small, large = (profile.ratios["tuned"].median for profile in found.profiles)
+    assert small != pytest.approx(large)
+    assert found.ratios["tuned"].median == pytest.approx(small**0.9 * large**0.1)
+    assert compared(0.1, 0.9).ratios["tuned"].median == pytest.approx(small**0.1 * large**0.9)
+    assert [(p.name, p.share) for p in found.profiles] == [("x 1", 0.9), ("x 4", 0.1)]
+    assert len(found.samples["tuned"].profiles[1].cpu_ms) == 12
+    assert all(
+        samples.first and len(samples.first.cpu_ms) == 12 for samples in found.samples["tuned"].profiles
+    )
+    lines = [(line.role, line.at) for line in found.lines()]
+    assert lines == [(r, at) for r in ("reference", "tuned") for at in ("", "at x 1 (90%)", "at x 4 (10%)")]
+    assert compared(1.0).profiles == ()

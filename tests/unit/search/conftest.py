@@ -28,13 +28,17 @@ Cost = Callable[[Placement], float]
 
 @pytest.fixture
 def space_of(models: Path) -> Callable[..., SchemeSpace]:
-    """The search space of an example model, limited to the nodes of the given operators if there are any."""
+    """The search space of an example model, limited to the nodes of the given operators if there are any.
 
-    def make(name: str = "digits_resnet", *ops: str) -> SchemeSpace:
+    ``changed`` are changes of the capabilities of ONNX Runtime.
+    """
+
+    def make(name: str = "digits_resnet", *ops: str, **changed: object) -> SchemeSpace:
         model = fold_batchnorm(load_model(models / f"{name}.onnx")).model
         allowed = {node.name for node in model.nodes if node.op_type in ops} if ops else None
         regions = find_regions(model)
-        return SchemeSpace(model, backend().capabilities(), allowed=allowed, regions=regions)
+        capabilities = replace(backend().capabilities(), **changed)
+        return SchemeSpace(model, capabilities, allowed=allowed, regions=regions)
 
     return make
 
@@ -75,7 +79,7 @@ def drive() -> Callable[..., list[Trial]]:
         alone: Cost = lambda _: 0.5,
         **setup: Any,
     ) -> list[Trial]:
-        asked = SearchSetup(space=space, clock="cpu", trials=trials, **setup)
+        asked = SearchSetup(space=space, trials=trials, **setup)
         strategy = make(asked, np.random.default_rng(0))
         found = strategies.drive(strategy, Priced(space, cost, sqnr_db, alone), trials=trials, batch=batch)
         assert len(found) == trials or (strategy.done() and not strategy.ask())

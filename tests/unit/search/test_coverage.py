@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations, count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from searches import separate_noise
 
 from qdqspec.backends.onnxruntime import backend
-from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.qdq.search_space import SchemeSpace
@@ -24,15 +24,9 @@ LINEAR = ("Conv", "Gemm")
 
 
 @pytest.fixture
-def space_of(models: Path) -> Callable[..., SchemeSpace]:
+def space_of(space_of: Callable[..., SchemeSpace]) -> Callable[..., SchemeSpace]:
     """The space of an example model on a runtime that quantizes no unit by itself; only these operators, if any."""
-
-    def make(*ops: str) -> SchemeSpace:
-        model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
-        allowed = {node.name for node in model.nodes if node.op_type in ops} if ops else None
-        return SchemeSpace(model, replace(backend().capabilities(), completes=frozenset()), allowed=allowed)
-
-    return make
+    return partial(space_of, "digits_resnet", completes=frozenset())
 
 
 def quantized(placement: Placement) -> set[str]:
@@ -96,12 +90,6 @@ def search(space: SchemeSpace, build: Callable[[Placement], Trial], **how: Any) 
     )
 
 
-def test_without_limits_all_multiplications_are_covered(space_of) -> None:
-    space = space_of()
-    found = search(space, Builder(space)).best()
-    assert {unit for unit, count in counts(space).items() if count} <= quantized(found.placement)
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_of, seed: int) -> None:
     """Noise is additive here, so that the best placement is known: that of all subsets of the linear units."""
@@ -154,10 +142,11 @@ def test_a_float_unit_without_pairs_of_its_own_does_not_keep_the_search_from_end
     assert next(asked) < 20
 
 
-def test_of_equal_coverage_the_fewest_conversions_are_selected(space_of) -> None:
+def test_without_limits_all_multiplications_are_covered_with_the_fewest_conversions(space_of) -> None:
     space = space_of()
     build = Builder(space, conversions=lambda placement: len(quantized(placement)))
     found = search(space, build).best()
+    assert {unit for unit, count in counts(space).items() if count} <= quantized(found.placement)
     equal = [trial for trial in build.trials if trial.ok]
     assert len(equal) > 1
     assert len(quantized(found.placement)) == min(len(quantized(trial.placement)) for trial in equal)

@@ -12,12 +12,10 @@ from searches import all_labellings, drawn_noise, kernel, pure_placements, resid
 
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import (
-    Codes,
     Domains,
     Edge,
     block_codes,
     block_labels,
-    classes_of,
     edges_between,
     fuse,
     labels_of,
@@ -33,14 +31,11 @@ SPACE = residual_space()
 UNITS = [unit.id for unit in SPACE.units]
 
 
-def test_conversions_and_nodes_outside_units_do_not_join_blocks() -> None:
-    reorder = LayerTime(name="r", op_type="R", milliseconds=1, nodes=("conv1", "conv2"), boundary=True)
-    assert len(fuse(SPACE, [[reorder, kernel("flatten", "gemm1"), kernel("nobody")]])) == len(UNITS)
-
-
 @given(st.lists(st.lists(st.sampled_from(UNITS), min_size=1, max_size=3), max_size=6))
 def test_blocks_are_the_connected_components_in_graph_order(kernels: list[list[str]]) -> None:
-    blocks = fuse(SPACE, [[kernel(*nodes) for nodes in kernels]])
+    reorder = LayerTime(name="r", op_type="R", milliseconds=1, nodes=("conv1", "conv2"), boundary=True)
+    others = [reorder, kernel("flatten", "gemm1"), kernel("nobody")]  # these do not join blocks
+    blocks = fuse(SPACE, [others + [kernel(*nodes) for nodes in kernels]])
     assert sorted(unit for block in blocks for unit in block.units) == sorted(UNITS)
     home = {unit: block.index for block in blocks for unit in block.units}
     assert all(len({home[unit] for unit in nodes}) == 1 for nodes in kernels)
@@ -58,35 +53,19 @@ def test_in_only_applies_to_the_units_of_a_block_that_offer_it() -> None:
     assert block_codes(SPACE, [block], partly).tolist() == [IN]
 
 
-def test_similar_blocks_are_one_class() -> None:
-    space = small_space()
-    blocks = fuse(space, [])
-    classes = classes_of(space, blocks)
-    kinds = [space.by_id[block.units[0]].op_type for block in blocks]
-    assert len(set(classes)) < len(blocks)
-    convolutions = {number for number, kind in zip(classes, kinds, strict=True) if kind == "Conv"}
-    assert len(convolutions) == 2  # with and without a Relu
-
-
 # ---- tied classes: units at the same position of the same pattern, which have one label --------------
 
 
-def test_units_of_one_class_have_one_operator_and_one_pattern(space_of) -> None:
-    space = space_of("digits_resnet")
-    patterns = {
-        node: region.pattern for region in space.regions if not region.children for node in region.nodes
-    }
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10"])
+def test_units_of_one_class_have_one_operator_one_pattern_and_one_label(space_of, name: str) -> None:
+    space = space_of(name)
+    patterns = {n: region.pattern for region in space.regions if not region.children for n in region.nodes}
     classes = tie(space)
     assert any(len(tied.units) > 1 for tied in classes)
+    assert sorted(unit for tied in classes for unit in tied.units) == sorted(space.by_id)
     for tied in classes:
-        assert len({space.by_id[name].op_type for name in tied.units}) == 1
-        assert {patterns[name] for name in tied.units} == {tied.pattern}
-
-
-def test_labels_of_classes_are_recovered_from_labels_of_units(space_of) -> None:
-    space = space_of("squeezenet10")
-    classes = tie(space)
-    assert sorted(name for tied in classes for name in tied.units) == sorted(space.by_id)
+        assert len({space.by_id[unit].op_type for unit in tied.units}) == 1
+        assert {patterns[unit] for unit in tied.units} == {tied.pattern}
     for choice in uniform_codes(space, classes):
         assert tuple(block_codes(space, classes, labels_of(space, classes, choice))) == choice
 
@@ -100,13 +79,6 @@ DOMAINS = Domains((0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0))
 
 def edge(producer: int, *consumers: int, outside: bool = False) -> Edge:
     return Edge("t", 1.0, producer, consumers, outside)
-
-
-def test_graph_inputs_and_readers_outside_blocks_are_float() -> None:
-    assert edge(-1, 0).conversions([FULL], DOMAINS) == [0]
-    assert edge(-1, 0).conversions([FP], DOMAINS) == []
-    assert edge(0, outside=True).conversions([FULL], DOMAINS) == [0]
-    assert edge(0, outside=True).conversions([IN], DOMAINS) == []
 
 
 @pytest.mark.parametrize(
@@ -133,6 +105,12 @@ def test_each_pair_of_formats_is_a_separate_conversion(
     assert sorted(DOMAINS.pairs[pair] for pair in found) == kinds
 
 
+@pytest.mark.parametrize(("code", "kinds"), [(FULL, ([0], [0])), (FP, ([], [])), (IN, ([0], []))])
+def test_graph_inputs_and_readers_outside_blocks_are_float(code: int, kinds: tuple[list, list]) -> None:
+    ends = edge(-1, 0), edge(0, outside=True)
+    assert tuple(each.conversions([code], DOMAINS) for each in ends) == kinds
+
+
 def test_edges_connect_blocks_and_list_other_readers() -> None:
     space = residual_space()
     found = {e.tensor: e for e in edges_between(space, {"conv1": 0, "relu": 0, "conv2": 1, "add": 1})}
@@ -146,8 +124,7 @@ def test_edges_connect_blocks_and_list_other_readers() -> None:
 # ---- the energy: what it learns from profiles, what it predicts, and how it is minimized --------------
 
 
-SHARE = 0.6  # assumed for linear operators under a label that was not measured
-RUN_ELEMENTS = 4096  # converted in the time of starting a kernel
+SHARE, RUN_ELEMENTS = 0.6, 4096
 
 
 def trial(labels: dict[str, str], *layers: LayerTime) -> Trial:
@@ -231,7 +208,9 @@ def test_the_energy_predicts_times_of_placements_that_were_not_built(seed: int, 
             [random.choice([code for code in block.codes if code in (FP, FULL)]) for block in energy.blocks],
             np.int8,
         )
-        assert energy.predict(codes) + constant == pytest.approx(oracle.cost(energy.placed(codes)), abs=0.2)
+        placement = energy.placed(codes)
+        assert energy.predict(codes) + constant == pytest.approx(oracle.cost(placement), abs=0.2)
+        assert energy.placed(energy.codes_of(placement)) == placement
 
 
 @given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.5, 2.0]))
@@ -245,13 +224,6 @@ def test_changes_add_the_difference_of_the_predicted_times(seed: int, share: flo
         other = codes.copy()
         other[block] = code
         assert energy.predict(other, share) - energy.predict(codes, share) == pytest.approx(added, abs=1e-9)
-
-
-def test_labellings_and_placements_are_inverse(learnt) -> None:
-    energy, _ = learnt(0)
-    for codes in all_labellings(energy):
-        placement = energy.placed(codes)
-        assert energy.placed(energy.codes_of(placement)) == placement
 
 
 # ---- minimization -------------------------------------------------------------------------------
@@ -274,19 +246,6 @@ def slowed(energy: Energy, seed: int) -> Energy:
     return energy
 
 
-def uniform_labellings(energy: Energy) -> list[Codes]:
-    codes = range(len(energy.space.labels))
-    return [np.array([code if code in b.codes else FP for b in energy.blocks], np.int8) for code in codes]
-
-
-@given(seed=st.integers(0, 299))
-def test_the_minimum_is_close_to_that_of_all_labellings(seed: int) -> None:
-    """The largest factor of these 300 energies is 1.07, the mean 1.0004."""
-    energy = drawn_energy(seed)
-    found = energy.predict(energy.minimize())
-    assert found <= 1.1 * min(map(energy.predict, all_labellings(energy)))
-
-
 @given(seed=st.integers(0, 9999), share=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
 def test_no_uniform_labelling_and_no_change_of_one_block_is_below_the_minimum(
     seed: int, share: float
@@ -294,25 +253,22 @@ def test_no_uniform_labelling_and_no_change_of_one_block_is_below_the_minimum(
     energy = slowed(drawn_energy(seed), seed)
     codes = energy.minimize(share)
     found = energy.predict(codes, share)
-    assert all(found <= energy.predict(other, share) + 1e-9 for other in uniform_labellings(energy))
+    uniform = [[code if code in b.codes else FP for b in energy.blocks] for code in (FP, FULL, IN)]
+    assert all(found <= energy.predict(np.array(each, np.int8), share) + 1e-9 for each in uniform)
     assert energy.changes(codes, share)[0][0] >= -1e-9
     assert all(code in block.codes for block, code in zip(energy.blocks, codes.tolist(), strict=True))
 
 
-@given(seed=st.integers(0, 9999), decibels=st.floats(0, 60), share=st.sampled_from([0.0, 1.0, 2.0]))
-def test_noise_is_within_what_is_allowed(seed: int, decibels: float, share: float) -> None:
-    energy, most = drawn_energy(seed), 10 ** (-decibels / 10)
-    energy.noise = drawn_noise(energy, seed)
+@given(seed=st.integers(0, 299), share=st.sampled_from([0.0, 1.0, 2.0]), is_limited=st.booleans())
+def test_the_labelling_of_least_time_is_within_the_noise_and_close_to_the_best(
+    seed: int, share: float, *, is_limited: bool
+) -> None:
+    """The largest factor of these 300 energies is 1.07, and 1.06 with a limit; the mean is 1.0004."""
+    energy, most = drawn_energy(seed), np.inf
+    if is_limited:
+        most = 10 ** np.random.default_rng(seed + 2000).uniform(-4, -1)
+        energy.noise = drawn_noise(energy, seed + 1000)
     codes = energy.within(most, share)
     assert energy.noise_of(codes) <= most
-    assert energy.predict(codes, share) <= energy.predict(np.zeros_like(codes), share) + 1e-9
-    assert all(code in block.codes for block, code in zip(energy.blocks, codes.tolist(), strict=True))
-
-
-@given(seed=st.integers(0, 299))
-def test_the_labelling_within_a_limit_is_close_to_the_best_of_all(seed: int) -> None:
-    """The largest factor of these 300 energies is 1.06, the mean 1.0003."""
-    energy, most = drawn_energy(seed), 10 ** np.random.default_rng(seed + 2000).uniform(-4, -1)
-    energy.noise = drawn_noise(energy, seed + 1000)
-    best = min(energy.predict(codes) for codes in all_labellings(energy) if energy.noise_of(codes) <= most)
-    assert energy.predict(energy.within(most)) <= 1.1 * best
+    allowed = [each for each in all_labellings(energy) if energy.noise_of(each) <= most]
+    assert energy.predict(codes, share) <= 1.1 * min(energy.predict(each, share) for each in allowed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.limits import Limits, MetricLimit
 from qdqspec.types import Placement, SearchLimits, Trial
-from tests.support.lab import NO_LIMITS, QUIET, REFERENCE, Candidate, Lab, MakeLab, placement, started
+from tests.support.lab import NO_LIMITS, QUIET, Candidate, Lab, MakeLab, placement, started
 
 LEAST = 0.9
 SQNR = {"reference": 200.0, "good": 30.0, "bad": 20.0, "worse": 16.0, "faster": 28.0}
@@ -41,6 +41,11 @@ def lab_of(make: MakeLab, **more: Candidate) -> Lab:
     return make(QUIET, **{name: Candidate(scale=scale) for name, scale in speeds.items()}, **more)
 
 
+def written(trial: Trial) -> Trial:
+    """The trial as read from a journal."""
+    return trial_from_json(json.loads(json.dumps(trial_to_json(trial))))
+
+
 def test_a_race_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
     scored: list[str] = []
     lab = lab_of(make_lab)
@@ -53,48 +58,23 @@ def test_a_race_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> 
 
 
 def test_a_race_winner_that_is_not_accurate_enough_is_rejected(make_lab: MakeLab) -> None:
+    """One with twice the error of the rejected one is neither raced nor scored."""
+    scored: list[str] = []
     lab = lab_of(make_lab)
-    bench = started(lab, limits=limits_of())
+    bench = started(lab, limits=limits_of(scored))
     trial = bench.trial(1, placement("bad"), "p")
     assert (trial.ok, trial.incumbent, trial.accuracy) == (True, False, 0.5)
     assert trial.race.verdict == "faster"
     assert trial.ratio == pytest.approx(0.5, rel=0.05)
     assert bench.best == 1.0
     assert [engine.name for engine in lab.open] == ["reference"]
-    assert bench.trial(2, placement("good"), "p").incumbent
-    assert bench.best == pytest.approx(0.8, rel=0.05)
-    assert bench.trial(3, placement("faster"), "p").race.opponent == placement("good").digest
-
-
-def test_a_candidate_with_twice_the_error_of_a_rejected_one_is_neither_raced_nor_scored(
-    make_lab: MakeLab,
-) -> None:
-    scored: list[str] = []
-    bench = started(lab_of(make_lab), limits=limits_of(scored))
-    bench.trial(1, placement("bad"), "p")
-    trial = bench.trial(2, placement("worse"), "p")
-    assert (trial.race, trial.incumbent, trial.accuracy) == (None, False, None)
-    assert trial.ratio == pytest.approx(0.45, rel=0.05)
+    worse = bench.trial(2, placement("worse"), "p")
+    assert (worse.race, worse.incumbent, worse.accuracy) == (None, False, None)
+    assert worse.ratio == pytest.approx(0.45, rel=0.05)
     assert scored == ["bad"]
-
-
-def test_scores_of_an_earlier_run_are_reused(make_lab: MakeLab) -> None:
-    first = started(lab_of(make_lab), limits=limits_of())
-    trials = [first.trial(number, placement(name), "p") for number, name in enumerate(("bad", "good"), 1)]
-    scored: list[str] = []
-    found = limits_of(scored)
-    bench = started(lab_of(make_lab), limits=found)
-    for trial in trials:
-        bench.recall(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
+    assert bench.trial(3, placement("good"), "p").incumbent
     assert bench.best == pytest.approx(0.8, rel=0.05)
-    assert {digest: each.score for digest, each in found.known.items()} == {
-        REFERENCE.digest: 1.0,
-        placement("bad").digest: 0.5,
-        placement("good").digest: 0.95,
-    }
-    assert found.scored == ([30.0], [20.0])
-    assert [bench.admits(placement(name)) for name in ("good", "bad")] == [True, False]
-    assert scored == []
+    assert bench.trial(4, placement("faster"), "p").race.opponent == placement("good").digest
 
 
 def test_the_selected_candidate_is_scored_once(make_lab: MakeLab) -> None:
@@ -134,13 +114,6 @@ def on_all_data(data: Data) -> Limits:
     return Limits(asked=asked, first_samples=lambda engine: FEW[engine.name], all_data=data)
 
 
-def test_a_race_winner_below_the_limit_on_all_data_is_rejected(make_lab: MakeLab) -> None:
-    bench = started(lab_of(make_lab), limits=on_all_data(Data(-3.0)))
-    trial = bench.trial(1, placement("good"), "p")
-    assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
-    assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))).all_data_db == 24.0
-
-
 def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(make_lab: MakeLab) -> None:
     """All data may be many samples of a slow model: a placement from outside the search is first run on a few."""
     data = Data(0.0)
@@ -158,19 +131,22 @@ def test_races_are_decided_on_a_part_of_all_data_and_the_selection_on_all(make_l
     assert (trial.all_data_db, trial.is_part, trial.incumbent) == (26.0, True, True)
     assert data.read == []
     resumed = on_all_data(Data(0.0))
-    resumed.learn(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
+    resumed.learn(written(trial))
     assert (resumed.difference.at(25.0), resumed.is_known(placement("good"))) == (0.0, False)
     assert not bench.admits(placement("good"))
     assert data.read == ["good"]
 
 
-@pytest.mark.parametrize(("difference", "measured"), [(-1.5, False), (-3.0, True)])
+@pytest.mark.parametrize(("difference", "is_large"), [(-1.5, False), (-3.0, True)])
 def test_with_a_large_difference_every_candidate_near_the_limit_is_measured_on_all_data(
-    make_lab: MakeLab, *, difference: float, measured: bool
+    make_lab: MakeLab, *, difference: float, is_large: bool
 ) -> None:
+    """A race winner below the limit on all data is rejected."""
     bench = started(lab_of(make_lab), limits=on_all_data(Data(difference)))
-    assert bench.trial(1, placement("good"), "p").all_data_db is not None
-    assert (bench.trial(2, placement("bad"), "p").all_data_db is not None) == measured
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 27.0 + difference, not is_large)
+    assert written(trial).all_data_db == trial.all_data_db
+    assert (bench.trial(2, placement("bad"), "p").all_data_db is not None) == is_large
 
 
 # ---- the SQNR that the metric needs -------------------------------------------------------------------
@@ -200,13 +176,10 @@ def test_a_higher_sqnr_is_proposed_after_a_rejection_at_most_the_middle_to_an_ac
     assert bar(db10=0.1, db40=0.9).aim_db == 10 + STEP_DB  # the increase is limited to one step
 
 
-def test_an_sqnr_far_below_a_rejected_one_is_excluded() -> None:
+def test_an_sqnr_far_below_a_rejected_one_is_excluded_and_a_rehearsal_changes_the_aim_only() -> None:
     found = bar(db20=0.1, db30=0.9)
     assert found.is_far_below(20 - FAR_BELOW_DB)
     assert not found.is_far_below(20 - FAR_BELOW_DB + 0.1)
-
-
-def test_a_rehearsal_that_misses_the_metric_changes_the_aim_and_excludes_nothing_from_a_race() -> None:
     found = bar(db40=0.9)
     found.rehearse(placement("30"), 30.0, kept=False)
     assert (found.missed_db, found.aim_db) == (30, 35)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,17 @@ from qdqspec.types import NOT_CANDIDATES, Placement, Trial
 # ---- phases -------------------------------------------------------------------------------------------
 
 
+def run(make: type[Strategy], device: Oracle, seed: int = 0, trials: int = 60, **setup: Any) -> list[Trial]:
+    asked = SearchSetup(space=device.space, trials=trials, **setup)
+    return drive(make(asked, np.random.default_rng(seed)), device, trials=trials)
+
+
 def searched(
     seed: int, least: float | None = None, oracle: Additive | None = None, *, pareto: bool = False
 ) -> tuple[list[Trial], Device]:
     space = small_space()
     device = Device(space, seed, oracle or Additive(space), least)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(least), accuracy=oracle, pareto=pareto)
-    return drive(Attribution(setup, np.random.default_rng(seed)), device, trials=60), device
+    return run(Attribution, device, seed, limits=limited(least), accuracy=oracle, pareto=pareto), device
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -48,11 +53,7 @@ def test_a_preset_that_expects_less_of_a_build_builds_more_and_is_not_slower(see
     built, times = [], []
     for preset in ("quick", "default", "extensive"):
         oracle = Oracle(space, seed)
-        strategy = Attribution(
-            SearchSetup(space=space, clock="cpu", preset=preset), np.random.default_rng(seed)
-        )
-        trials = drive(strategy, oracle)
-        assert strategy.done()
+        trials = run(Attribution, oracle, seed, 400, preset=preset)
         built.append(len(trials))
         times.append(oracle.cost([t.placement for t in trials if t.incumbent][-1]))
     assert built == sorted(built)
@@ -65,8 +66,7 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
     space = small_space()
 
     def built(*seeds: Placement) -> list[Trial]:
-        setup = SearchSetup(space=space, clock="cpu", seeds=seeds)
-        return drive(Attribution(setup, np.random.default_rng(seed)), Oracle(space, seed))
+        return run(Attribution, Oracle(space, seed), seed, 400, seeds=seeds)
 
     cold = built()
     best = [trial.placement for trial in cold if trial.incumbent][-1]
@@ -95,32 +95,21 @@ def test_the_winner_meets_the_sqnr_limit_also_without_one_phase(
     assert not any(trial.incumbent for trial in alone)
 
 
-class Rehearsed(Additive):
-    """An oracle that also predicts whether a ``score`` is at least ``least``."""
-
-    score: Callable[[Placement], float]
-    least: float
-
-    def keeps_metric(self, placement: Placement) -> bool | None:
-        return self.score(placement) >= self.least
-
-
 def scored_search(
     seed: int, least: float, *, is_rehearsed: bool = False
 ) -> tuple[list[Trial], ScoringDevice]:
     """A search on a device on which the score grows with the SQNR, with variation."""
     space = small_space()
-    truth = Rehearsed(space)
+    truth = Additive(space)
 
     def score(placement: Placement) -> float:
         uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
         return min(1.0, (truth.truth(placement) + 2 * uneven) / 50)
 
-    truth.score, truth.least = score, least
+    truth.expects = lambda placement: score(placement) >= least
     oracle = ScoringDevice(space, seed, truth, least, score)
     limits, accuracy = limited(least_score=least), truth if is_rehearsed else None
-    asked = SearchSetup(space=space, clock="cpu", limits=limits, accuracy=accuracy)
-    return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
+    return run(Attribution, oracle, seed, limits=limits, accuracy=accuracy), oracle
 
 
 @pytest.mark.parametrize("is_rehearsed", [False, True])
@@ -157,11 +146,8 @@ def test_two_objectives_result_in_a_pareto_front() -> None:
 def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float) -> None:
     distances = []
     for seed in range(30):
-        space = small_space()
-        oracle = Oracle(space, seed)
-        make = resolve("strategy", strategy)
-        setup = SearchSetup(space=space, clock="cpu", trials=40)
-        distances.append(distance(drive(make(setup, np.random.default_rng(seed)), oracle, trials=40), oracle))
+        oracle = Oracle(small_space(), seed)
+        distances.append(distance(run(resolve("strategy", strategy), oracle, seed, 40), oracle))
     assert np.mean(distances) <= mean
     assert max(distances) <= 1.1
 
@@ -192,8 +178,7 @@ def test_the_best_format_of_each_block_is_found() -> None:
     distances, mixed = [], []
     for seed in range(30):
         oracle = TwoFormats(space, seed)
-        setup = SearchSetup(space=space, clock="cpu", trials=60)
-        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle, trials=60)
+        trials = run(Attribution, oracle, seed)
         found = [trial.placement for trial in trials if trial.incumbent][-1]
         distances.append(distance(trials, oracle))
         mixed.append({site.format for site in found.sites} >= {"uint8", "fp8"})
@@ -205,11 +190,11 @@ def test_the_expected_gain_is_the_mean_improvement_in_draws(learnt) -> None:
     energy, _ = learnt(1)
     posterior = Posterior(energy, 0.02)
     codes = energy.minimize(1.0)
-    posterior.observe(codes, posterior.predict(codes) + 0.05)
     features = posterior._features(codes)
-    deviation = np.sqrt(features @ posterior._covariance @ features)
-    ratios = np.random.default_rng(0).normal(posterior.predict(codes), deviation, 100_000)
-    for best in (share * posterior.predict(codes) for share in (0.97, 1.0, 1.1)):
+    posterior.observe(codes, features @ posterior._mean + 0.05)
+    mean, deviation = features @ posterior._mean, np.sqrt(features @ posterior._covariance @ features)
+    ratios = np.random.default_rng(0).normal(mean, deviation, 100_000)
+    for best in (share * mean for share in (0.97, 1.0, 1.1)):
         expected = np.maximum(0, best - ratios).mean() / best
         assert posterior.expected_gain(codes, best) == pytest.approx(expected, rel=0.05, abs=2e-5)
 
@@ -224,14 +209,13 @@ STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OPTUNA]
 
 def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_it() -> None:
     distances, below = [], []
-    space = small_space()
+    oracle = Additive(small_space())
     for seed in range(30):
-        oracle = Additive(space)
         trials, device = searched(seed, 38.0, oracle)
         assert "sensitivity" not in {trial.phase for trial in trials}
         built = [trial for trial in trials if trial.phase != "pure"]  # others are built for their profiles
         below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / len(built))
-        distances.append(distance(trials, device, lambda p: Additive(space).truth(p) >= 38.0))
+        distances.append(distance(trials, device, lambda p: oracle.truth(p) >= 38.0))
     assert np.mean(distances) <= 1.02
     assert max(distances) <= 1.1
     assert max(below) <= 0.2
@@ -243,17 +227,14 @@ def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
     assert len(below) <= 1
 
 
-def test_an_oracle_without_predictions_is_replaced_by_sensitivity_builds() -> None:
-    trials, _ = searched(0, 38.0, Additive(small_space(), noise=False))
-    assert "sensitivity" in {trial.phase for trial in trials}
-    assert [t.placement for t in trials] == [t.placement for t in searched(0, 38.0)[0]]
-
-
-def test_a_limit_that_full_quantization_meets_needs_one_prediction() -> None:
-    oracle = Additive(small_space())
-    guided, free = searched(0, 20.0, oracle)[0], searched(0, 20.0)[0]
-    assert [trial.placement for trial in guided] == [trial.placement for trial in free]
-    assert oracle.asked == 1
+def test_an_oracle_without_predictions_and_a_limit_that_does_not_bind_change_nothing() -> None:
+    """Sensitivity builds replace the oracle. Full quantization that meets the limit needs one prediction."""
+    silent, easy = Additive(small_space(), noise=False), Additive(small_space())
+    for least, oracle in ((38.0, silent), (20.0, easy)):
+        guided, free = searched(0, least, oracle)[0], searched(0, least)[0]
+        assert [trial.placement for trial in guided] == [trial.placement for trial in free]
+        assert ("sensitivity" in {trial.phase for trial in guided}) == (oracle is silent)
+    assert easy.asked == 1
 
 
 @given(least_db=st.floats(34.0, 44.0), more=st.floats(0.8, 1.3))
@@ -286,7 +267,7 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
 def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
     space = small_space()
     oracle = Additive(space)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), accuracy=oracle)
+    setup = SearchSetup(space=space, limits=limited(38.0), accuracy=oracle)
     search = Attribution(setup, np.random.default_rng(0))
     drive(search, Device(space, 0, oracle, 38.0), trials=3)
     before = next(flip(search))
@@ -298,50 +279,29 @@ def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_
 def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     space = small_space()
     oracle = Additive(space)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(38.0), trials=40, accuracy=oracle)
-    trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
+    trials = run(make, Device(space, 0, oracle, 38.0), trials=40, limits=limited(38.0), accuracy=oracle)
     built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
     assert built
     assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
 
 
-class Scored(Additive):
-    """An oracle of a task metric that is met from ``least`` dB on, which is unknown to the search."""
-
-    least = 38.0
-
-    def keeps_metric(self, placement: Placement) -> bool | None:
-        return self.truth(placement) >= self.least
-
-
-def scored_by(make: type[Strategy], *, seeds: tuple[Placement, ...] = ()) -> tuple[Scored, list[Trial]]:
-    space = small_space()
-    oracle = Scored(space)
-    setup = SearchSetup(
-        space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle, seeds=seeds
-    )
-    device = Device(space, 0, oracle, oracle.least)
-    return oracle, drive(make(setup, np.random.default_rng(0)), device, trials=40)
-
-
+@pytest.mark.parametrize("has_seed", [False, True])
 @pytest.mark.parametrize("make", STRATEGIES)
-def test_placements_predicted_to_miss_the_metric_are_built_only_for_the_times_of_their_kernels(
-    make: type[Strategy],
+def test_placements_predicted_to_miss_the_metric_are_built_for_their_kernels_or_the_user_only(
+    make: type[Strategy], *, has_seed: bool
 ) -> None:
-    oracle, trials = scored_by(make)
-    informing = "pure" if make is Attribution else ""
-    built = [t for t in trials if t.placement.sites and t.phase not in (*NOT_CANDIDATES, informing)]
+    """The metric is met from 38 dB on, which is unknown to the search; everything quantized is the user's seed."""
+    space = small_space()
+    oracle, everything = Additive(space), space.resolve(space.everything())
+    oracle.expects = lambda placement: oracle.truth(placement) >= 38.0
+    how = {"limits": limited(least_score=0.9), "seeds": (everything,) if has_seed else ()}
+    trials = run(make, Device(space, 0, oracle, 38.0), trials=40, accuracy=oracle, **how)
+    informing = ("pure", "seed") if make is Attribution else ("seed",)
+    built = [t for t in trials if t.placement.sites and t.phase not in (*NOT_CANDIDATES, *informing)]
     assert built
     assert all(oracle.keeps_metric(trial.placement) for trial in built)
-
-
-@pytest.mark.parametrize("make", STRATEGIES[:2])
-def test_a_seed_of_the_user_is_built_even_if_predicted_to_miss_the_metric(make: type[Strategy]) -> None:
-    space = small_space()
-    everything = space.resolve(space.everything())
-    oracle, trials = scored_by(make, seeds=(everything,))
     assert not oracle.keeps_metric(everything)
-    assert everything in [trial.placement for trial in trials]
+    assert not has_seed or everything in [trial.placement for trial in trials]
 
 
 def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive, SchemeSpace, list[Trial]]:
@@ -404,40 +364,26 @@ def test_only_a_much_faster_candidate_that_just_missed_the_limit_is_repaired(
     assert bool(repairs_of(oracle, space, trials)) == is_repaired
 
 
-class Optimistic(Additive):
-    """An oracle whose rehearsal, on few samples, expects each placement to meet the task metric.
-
-    Everything quantized has 5 dB, the weighted linear operators with float outputs about 16 dB.
-    """
-
-    least = 18.0  # SQNR from which on builds meet the limit
-
-    def __init__(self, space: SchemeSpace) -> None:
-        super().__init__(space)
-        linear = {unit.id for unit in space.units if unit.op_type in LINEAR}
-        shares = dict(zip(sorted(linear), (0.1, 0.2, 0.3, 0.4), strict=True))
-        rest = power_of(5.0) - power_of(16.4)
-        others = len(space.units) - len(linear)
-        self.powers = {
-            unit.id: shares[unit.id] * power_of(16.4) if unit.id in linear else rest / others
-            for unit in space.units
-        }
-
-    def keeps_metric(self, placement: Placement) -> bool | None:
-        return True
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("make", STRATEGIES)
 def test_no_candidate_is_noisier_than_one_that_missed_the_metric_when_built(
     make: type[Strategy], seed: int
 ) -> None:
-    """A model of sentences: after a candidate of 16.4 dB that missed by one query, three of 5 dB were built."""
+    """A model of sentences: after a candidate of 16.4 dB that missed by one query, three of 5 dB were built.
+
+    A rehearsal, on few samples, expects each placement to meet the metric; builds meet it from 18 dB on.
+    """
     space = small_space()
-    oracle = Optimistic(space)
-    setup = SearchSetup(space=space, clock="cpu", limits=limited(least_score=0.9), trials=40, accuracy=oracle)
-    device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= oracle.least))
-    trials = drive(make(setup, np.random.default_rng(seed)), device, trials=40)
+    oracle = Additive(space)
+    oracle.expects = lambda _: True
+    linear = sorted(unit.id for unit in space.units if unit.op_type in LINEAR)
+    rest = (power_of(5.0) - power_of(16.4)) / (len(space.units) - len(linear))
+    oracle.powers = dict.fromkeys(oracle.powers, rest)
+    oracle.powers |= {
+        unit: share * power_of(16.4) for unit, share in zip(linear, (0.1, 0.2, 0.3, 0.4), strict=True)
+    }
+    device = ScoringDevice(space, seed, oracle, 0.9, lambda each: float(oracle.truth(each) >= 18.0))
+    trials = run(make, device, seed, 40, limits=limited(least_score=0.9), accuracy=oracle)
     missed_db = -np.inf
     for trial in trials:
         if trial.placement.sites and trial.phase not in NOT_CANDIDATES:

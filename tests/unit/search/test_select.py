@@ -39,22 +39,6 @@ def trial(number: int, what: Placement, at: float | None, *, won: bool = False, 
 # ---- finalists ----------------------------------------------------------------------------------
 
 
-def test_finalists_are_reference_winner_runner_up_and_full_quantization() -> None:
-    trials = [
-        trial(0, REFERENCE, 1.0, won=True),
-        trial(1, ALL, 0.9, won=True),
-        trial(2, FEW, 0.7, won=True),
-        trial(3, MANY, 0.8),
-        trial(4, placement(3), 0.1, ok=False),
-    ]
-    assert finalists(trials, ALL) == {
-        "reference": REFERENCE,
-        "winner": FEW,
-        "runner-up": MANY,
-        "everything": ALL,
-    }
-
-
 def test_the_reference_is_the_winner_if_no_candidate_ran_or_is_accurate_enough() -> None:
     failed = [trial(0, REFERENCE, 1.0, won=True), trial(1, ALL, None, ok=False)]
     nothing = {"reference": REFERENCE, "winner": REFERENCE}
@@ -72,23 +56,22 @@ ONE = ratio(1, reach=0)
 
 
 @pytest.mark.parametrize(
-    ("winner", "runner_up", "everything", "role"),
+    ("winner", "others", "role"),
     [
-        (ratio(0.5), ratio(0.6), ratio(0.9), "winner"),
-        (ratio(0.5), ratio(0.504), ratio(0.503), "runner-up"),  # the fewest pairs within the best interval
-        (ratio(0.5, reach=0.05), ratio(0.52), ratio(0.9), "winner"),  # 4 % slower, within a wide interval
+        (ratio(0.5), ratio(0.6), "winner"),
+        (ratio(0.5), ratio(0.504), "runner-up"),  # the fewest pairs within the best interval
+        (ratio(0.5, reach=0.05), ratio(0.52), "winner"),  # 4 % slower, within a wide interval
     ],
 )
 def test_the_fastest_finalist_with_fewest_pairs_is_selected(
-    winner: RatioTest, runner_up: RatioTest, everything: RatioTest, role: str
+    winner: RatioTest, others: RatioTest, role: str
 ) -> None:
-    ratios = {"reference": ONE, "winner": winner, "runner-up": runner_up, "everything": everything}
+    ratios = {"reference": ONE, "winner": winner, "runner-up": others, "everything": others}
     chosen = choose(ROLES, ratios)
-    assert (chosen.role, chosen.placement, chosen.unchanged) == (role, ROLES[role], False)
+    assert chosen.role == role
     assert chosen.reason.startswith(f"{role}: {ratios[role].mean.median:.3f} of the reference's time [")
-    assert ("as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason) == (
-        role == "runner-up"
-    )
+    fewer = "as fast as winner within its interval, with fewer Q/DQ pairs"
+    assert (fewer in chosen.reason) == (role == "runner-up")
 
 
 SLOWER = "all 5 quantized candidates are slower: the fastest takes 1.04 of the reference's time"
@@ -179,24 +162,20 @@ def test_the_selected_model_is_proved_faster_or_is_unchanged(
 
 
 def test_a_candidate_rejected_by_the_metric_is_no_finalist() -> None:
+    """The limit applies to scored candidates, and not to the reference."""
     trials = [
-        trial(0, REFERENCE, 1.0, won=True),
+        replace(trial(0, REFERENCE, 1.0, won=True), accuracy=0.8),
         replace(trial(1, FEW, 0.5), accuracy=0.1),
         replace(trial(2, MANY, 0.8, won=True), accuracy=0.95),
         trial(3, ALL, 0.9),
     ]
+    assert [reaches(each, None, 0.9) for each in trials] == [True, False, True, True]
+    assert not reaches(replace(trials[2], sqnr_db=10.0), 20.0, 0.9)
     roles = finalists(trials, ALL, fits=lambda each: reaches(each, None, 0.9))
     assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
 
 
-def test_a_metric_limit_applies_to_scored_candidates_and_not_to_the_reference() -> None:
-    assert reaches(trial(1, FEW, 0.5), None, 0.9)
-    assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.8), None, 0.9)
-    assert reaches(replace(trial(0, REFERENCE, 1.0), accuracy=0.8), None, 0.9)
-    assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.95, sqnr_db=10.0), 20.0, 0.9)
-
-
-def test_finalists_are_accurate_enough_on_all_data() -> None:
+def test_finalists_ran_and_are_accurate_enough_on_all_data() -> None:
     """Race winners are evaluated from the last to the first, then the fastest, and no more than needed."""
     other, asked = placement(3), []
     trials = [
@@ -205,7 +184,10 @@ def test_finalists_are_accurate_enough_on_all_data() -> None:
         trial(2, MANY, 0.8, won=True),
         trial(3, other, 0.7),
         trial(4, placement(4), 0.95),
+        trial(5, placement(6), 0.1, ok=False),
     ]
+    named = finalists(trials, ALL)
+    assert named == {"reference": REFERENCE, "winner": MANY, "runner-up": other, "everything": ALL}
 
     def admits(each: Placement) -> bool:
         asked.append(each)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from searches import limited
+from searches import kernel, limited
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq.search_space import SchemeSpace
@@ -19,7 +19,7 @@ from qdqspec.search.strategies.exhaustive import Exhaustive
 from qdqspec.search.strategies.optuna import OptunaSearch
 from qdqspec.search.strategies.region import RegionSearch, best_by_pattern
 from qdqspec.search.strategies.subgraph import SubgraphSearch, groups_of, inner_ratio, nodes_of
-from qdqspec.types import LayerTime, Placement, Trial
+from qdqspec.types import Placement, Trial
 
 # ---- exhaustive ---------------------------------------------------------------------------------------
 
@@ -80,18 +80,12 @@ def test_every_candidate_differs_from_the_incumbent_in_one_pattern(space_of, dri
     assert len(order) == len(set(order)) > 3  # each pattern is searched once
 
 
-def test_the_search_of_a_pattern_without_gains_ends_early(space_of, drive) -> None:
-    space = space_of()
-    count = len({tied.pattern for tied in tie(space)})
-    budget = RegionSearch.default_trials("default", space)
-    trials = drive(RegionSearch, space, hurting, trials=budget)
-    assert len(trials) <= 2 + count * 10 < budget
-
-
-def test_the_budget_of_each_region_is_limited(space_of, drive) -> None:
+def test_the_budget_of_each_region_is_limited_and_one_without_gains_ends_early(space_of, drive) -> None:
     space = space_of()
     start = space.resolve({})
     patterns = {tied.pattern for tied in tie(space)}
+    usual = RegionSearch.default_trials("default", space)
+    assert len(drive(RegionSearch, space, hurting, trials=usual)) <= 2 + len(patterns) * 10 < usual
     for each in (1, 3):
         budget = RegionSearch.default_trials("default", space, each)
         assert budget == 2 + each * len(patterns)
@@ -124,16 +118,9 @@ def test_the_best_of_a_pattern_is_its_last_winner_or_else_its_fastest(space_of) 
             ]
         )
     ]
-    numbers = [
-        [t.number for t in best_by_pattern(space, trials[:end], None, None).values()] for end in (4, 5, 7)
-    ]
-    assert numbers == [[2], [4], [4, 6]]
-
-
-def test_a_candidate_below_the_sqnr_limit_is_not_the_best_of_its_pattern(space_of, drive) -> None:
-    space = space_of()
-    trials = [replace(t, sqnr_db=5.0) for t in drive(RegionSearch, space, by_pairs, trials=20)]
-    assert not best_by_pattern(space, trials, 20.0, None)
+    for end, numbers in ((4, [2]), (5, [4]), (7, [4, 6])):
+        assert [t.number for t in best_by_pattern(space, trials[:end], None, None).values()] == numbers
+    assert not best_by_pattern(space, [replace(each, sqnr_db=5.0) for each in trials], 20.0, None)
 
 
 # ---- subgraph -----------------------------------------------------------------------------------------
@@ -142,18 +129,10 @@ def test_a_candidate_below_the_sqnr_limit_is_not_the_best_of_its_pattern(space_o
 NOTHING = Placement(sites=frozenset())
 
 
-def layer(name: str, milliseconds: float, *, boundary: bool = False) -> LayerTime:
-    return LayerTime(name=name, op_type="x", milliseconds=milliseconds, nodes=(name,), boundary=boundary)
-
-
-def profile(space: SchemeSpace) -> tuple[LayerTime, ...]:
-    return tuple(layer(node.name, 1.0) for node in space.model.nodes)
-
-
 def test_every_unit_is_in_one_group_of_bounded_size(space_of) -> None:
     for name in ("digits_resnet", "squeezenet10", "ultraface_rfb320"):
         space = space_of(name)
-        groups = groups_of(space, profile(space))
+        groups = groups_of(space, [kernel(node.name) for node in space.model.nodes])
         assert sorted(u for group in groups for u in group.units) == sorted(u.id for u in space.units)
         assert all(len(nodes_of(space, group)) <= 12 for group in groups)
         for group in groups:
@@ -180,8 +159,10 @@ def test_half_schemes_that_win_alone_are_combined_in_the_whole_model(space_of, d
 
 
 def test_conversions_at_the_borders_of_a_part_are_not_timed() -> None:
-    reference = Trial(number=0, phase="isolated", placement=NOTHING, ratio=1.0, layers=(layer("conv", 4.0),))
-    layers = (layer("conv", 2.0), layer("q", 2.0, boundary=True))
+    reference = Trial(
+        number=0, phase="isolated", placement=NOTHING, ratio=1.0, layers=(kernel("conv", ms=4.0),)
+    )
+    layers = (kernel("conv", ms=2.0), replace(kernel("q", ms=2.0), boundary=True))
     trial = Trial(number=1, phase="isolated", placement=NOTHING, ratio=1.0, layers=layers)
     assert inner_ratio(trial, reference) == pytest.approx(0.5)
 
@@ -196,7 +177,7 @@ def test_groups_are_combined_at_once_without_their_validation(space_of, drive) -
     assert raw in [trial.placement for trial in searched() if not trial.subgraph], "of all schemes"
 
 
-def test_a_scheme_that_loses_in_the_whole_model_is_dropped(space_of, drive) -> None:
+def test_a_scheme_that_loses_alone_or_in_the_whole_model_is_dropped(space_of, drive) -> None:
     space = space_of("digits_resnet")
     bad = next(unit for unit in space.units if unit.op_type == "Conv").id
 
@@ -207,10 +188,7 @@ def test_a_scheme_that_loses_in_the_whole_model_is_dropped(space_of, drive) -> N
     validated = [has_bad(trial.placement) for trial in trials if trial.phase == "validate"]
     assert 0 < sum(validated) < len(validated)
     assert [has_bad(trial.placement) for trial in trials if trial.phase == "raw"] == [True]
-
-
-def test_schemes_that_lose_alone_are_not_tried_in_the_whole_model(space_of, drive) -> None:
-    space = space_of("digits_resnet")
+    # schemes that lose alone are not tried in the whole model
     trials = drive(SubgraphSearch, space, by_pairs, alone=lambda _: 1.2, trials=200)
     assert [trial.phase for trial in trials if not trial.subgraph] == ["pure", "pure"]
     assert trials[-1].placement == space.resolve(space.everything())

@@ -136,7 +136,7 @@ def test_any_object_that_proposes_and_receives_results_is_a_strategy(open_study:
         return made[0]
 
     space = open_study().space
-    setup = SearchSetup(space=space, clock="cpu")
+    setup = SearchSetup(space=space)
     given = {"class": Everything, "object": Everything(setup, np.random.default_rng(0)), "function": make}
     study = open_study(strategy=given[kind])
     assert [t.phase for t in study] == ["all"]
