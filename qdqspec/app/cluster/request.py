@@ -25,6 +25,7 @@ from qdqspec._core.files import replace_file
 from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
+from qdqspec.app.cases import judge_case
 from qdqspec.checks.base import Check, requested
 from qdqspec.checks.baselines import FOLDER
 from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
@@ -44,17 +45,11 @@ _SENT = (
 
 @dataclass(slots=True)
 class Package:
-    """A case with its settings as JSON data, and the files that both need."""
+    """The request of a case, with its settings, as JSON data, and the files that both need."""
 
-    case: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    request: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)  # by path in the job's folder
     places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """The request to a worker, without the files."""
-        return {"case": self.case, "settings": self.settings}
 
     def add_folder(self, path: str, source: Path) -> None:
         """Add all files below a folder."""
@@ -102,7 +97,7 @@ class Package:
 def pack(case: Case, settings: Settings) -> Package:
     """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
     _refuse_local(case, settings)
-    package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
+    package = Package()
     moved = _move_paths(case, package.place, package.place_data)
     for file in load_model(case.model).external_files():
         relative = Path(os.path.relpath(file, case.model.parent))
@@ -113,7 +108,8 @@ def pack(case: Case, settings: Settings) -> Package:
         baselines = Path(FOLDER) / case.spec_name
         for file in sorted((case.spec.parent / baselines).glob("*.json")):
             package.files[(moved.spec.parent / baselines / file.name).as_posix()] = file
-    package.case = to_data(replace(moved, metrics={}, loaders={}))
+    package.request["case"] = to_data(replace(moved, metrics={}, loaders={}))
+    package.request["settings"] = {name: to_data(getattr(settings, name)) for name in _SENT}
     return package
 
 
@@ -272,19 +268,12 @@ def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress
             found = session.availability(case)
             if not found.usable:
                 return Answer(folder=str(folder), skipped=found.why)
-            errors: dict[str, Failure] = {}
-            for check in case.checks:
-                try:
-                    session.judge(case, check)
-                except QdqspecError as error:
-                    errors[check.id] = Failure.of(error)
-            if not case.checks:
-                session.evidence(case, frozenset({"latency", "parity"}))
+            errors = judge_case(session, case)
             return Answer(
                 folder=str(folder),
                 record=record_to_json(session.record()),
                 renewals=to_data(session.renewals()),
-                errors=errors,
+                errors={check: Failure.of(error) for check, error in errors.items()},
             )
     except QdqspecError as error:
         return Answer(folder=str(folder), failure=Failure.of(error))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.records import to_data
 from qdqspec._core.units import (
     count_text,
     db_text,
@@ -315,11 +314,6 @@ def _model_text(model: RuntimeModel) -> str:
 
 
 # ---- two versions of a runtime -------------------------------------------------------------------
-
-
-def upgrade_to_json(check: UpgradeCheck) -> dict[str, Any]:
-    """The check as data; times are in milliseconds, ratios have their 95 % interval."""
-    return {"schema_version": UPGRADE_SCHEMA_VERSION, "passed": check.passed, **to_data(check)}
 
 
 def upgrade_text(check: UpgradeCheck) -> str:
