@@ -84,7 +84,22 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
     if not common:
         raise StateError("the runs have no case in common", cure="compare two runs of the same specs")
     for name in common:
-        _refuse_unlike(name, left[name], right[name])
+        before, after = left[name], right[name]
+        unlike = [
+            f"{what} of {plain(name)} is {plain(here)} in A and {plain(there)} in B"
+            for what, here, there in (
+                ("device", before.device.key, after.device.key),
+                ("backend", before.target, after.target),
+            )
+            if here != there
+        ]
+        if before.latency and after.latency and before.latency.clock != after.latency.clock:
+            unlike.append(f"{plain(name)} was timed on two clocks")
+        if unlike:
+            raise StateError(
+                f"the runs are not comparable: {unlike[0]}",
+                cure="compare runs of one backend on one device, with the same --qdq-threads",
+            )
     cases = [_compare_case(name, left[name], right[name]) for name in common]
     return Comparison(
         device=left[common[0]].device.key,
@@ -150,24 +165,6 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
         "only_in_a": list(comparison.only_before),
         "only_in_b": list(comparison.only_after),
     }
-
-
-def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
-    unlike = [
-        f"{what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B"
-        for what, left, right in (
-            ("device", before.device.key, after.device.key),
-            ("backend", before.target, after.target),
-        )
-        if left != right
-    ]
-    if before.latency and after.latency and before.latency.clock != after.latency.clock:
-        unlike.append(f"{plain(name)} was timed on two clocks")
-    if unlike:
-        raise StateError(
-            f"the runs are not comparable: {unlike[0]}",
-            cure="compare runs of one backend on one device, with the same --qdq-threads",
-        )
 
 
 def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:

@@ -412,9 +412,7 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "milliseconds_of": spent if timed else dict.fromkeys(spent),
         "share_of": {name: ms / engine.sum_ms if engine.sum_ms else None for name, ms in spent.items()},
         "advice": advice(engine),
-        "kernels": len(engine.kernels),
-        "integer_kernels": len(engine.integer),
-        "float_writers": len(engine.float_writers),
+        **{name: len(parts[name]) for name in ("kernels", "integer_kernels", "float_writers")},
         "heavy_in_float": [node for node, integer in engine.heavy.items() if not integer],
         **{
             name: [_layer_json(layer, timed) for layer in parts[name]]
