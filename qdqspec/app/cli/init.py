@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings, flags_given
-from qdqspec._core.files import create_file, unwritable
+from qdqspec._core.files import create_file, explained
 from qdqspec._core.hooks import declaration_of
 from qdqspec._core.units import count_text, plain
 from qdqspec.app.cases import SPEC_SUFFIXES
@@ -139,15 +139,15 @@ def init(arguments: argparse.Namespace) -> int:
     warned = list(cautions(model))
     is_chosen = flags_given(vars(arguments)).get("backend") is not None
     text = _spec_text(model, path, settings, data, proposed, warned, is_chosen=is_chosen)
-    try:
+    with explained("the spec", path, "choose another folder with -o"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        create_file(path, text)
-    except FileExistsError:
-        raise OutputError(
-            "this spec exists already, and is not overwritten", where=path, cure="name another file with -o"
-        ) from None
-    except OSError as error:
-        raise unwritable("the spec", path, error, "choose another folder with -o") from None
+        try:
+            create_file(path, text)
+        except FileExistsError:
+            cure = "name another file with -o"
+            raise OutputError(
+                "this spec exists already, and is not overwritten", where=path, cure=cure
+            ) from None
     notes = [*warned, *remarks]
     allowed = [folder.resolve() for folder in (settings.root, *settings.allow_path)]
     for given, what in ((model.path, "model"), (arguments.data, "data")):
