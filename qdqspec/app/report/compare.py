@@ -84,16 +84,16 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
     if not common:
         raise StateError("the runs have no case in common", cure="compare two runs of the same specs")
     for name in common:
-        before, after = left[name], right[name]
+        one, other = left[name], right[name]
         unlike = [
             f"{what} of {plain(name)} is {plain(here)} in A and {plain(there)} in B"
             for what, here, there in (
-                ("device", before.device.key, after.device.key),
-                ("backend", before.target, after.target),
+                ("device", one.device.key, other.device.key),
+                ("backend", one.target, other.target),
             )
             if here != there
         ]
-        if before.latency and after.latency and before.latency.clock != after.latency.clock:
+        if one.latency and other.latency and one.latency.clock != other.latency.clock:
             unlike.append(f"{plain(name)} was timed on two clocks")
         if unlike:
             raise StateError(
