@@ -17,7 +17,6 @@ from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
 from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cli import compare, explain, init, machine, models, specs, tune, verify
-from qdqspec.app.cli.asked import refuse_mode, refuse_words
 from qdqspec.app.cli.output import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
 
@@ -79,11 +78,11 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown {what} '{words[0]}'{did_you_mean(words[0], known)}")
     is_tune = words[:1] == ["tune"]
     if is_tune:
-        refuse_mode(words[1:])
+        tune.refuse_mode(words[1:])
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         if is_tune:
-            refuse_words(unknown)
+            tune.refuse_words(unknown)
         verb = verbs[words[0]]
         # Values of an unknown option may be read as other arguments, so that only options are named, if any.
         named = [word for word in unknown if word.startswith("-")] or unknown

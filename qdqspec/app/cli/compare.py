@@ -13,6 +13,7 @@ from pathlib import Path
 from qdqspec._core.config import Settings, find_folder
 from qdqspec._core.files import RESULT
 from qdqspec._core.node_digests import changes_text
+from qdqspec._core.records import to_data
 from qdqspec.app.cases import find_cases, find_specs
 from qdqspec.app.cli.arguments import argument, input_options, inputs_given, settings_from, verb
 from qdqspec.app.cli.output import FINE, WANTING, answer, note
@@ -66,14 +67,12 @@ def compare(arguments: argparse.Namespace) -> int:
     from qdqspec.app.report.record import read_record
 
     found = compare_runs(read_record(arguments.before), read_record(arguments.after))
-    answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found))
-    beyond = any(case.is_slower_beyond(arguments.fail_on) for case in found.cases)
-    return WANTING if beyond else FINE
+    code = WANTING if any(case.is_slower_beyond(arguments.fail_on) for case in found.cases) else FINE
+    return answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found), code=code)
 
 
 def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
     """Time the float and tuned models of results on several runtimes, interleaved, and print their ratios."""
-    from qdqspec._core.records import to_data
     from qdqspec.app.evidence.timing import compare_runtimes, models_of
     from qdqspec.app.report.compare import runtimes_text
     from qdqspec.app.session import Session
@@ -107,8 +106,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             models.append(models_of(prepared, tuned, search.winner, sqnr_db))
         name = known[0][1].case.name
         compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
-    answer(arguments, {"runtimes": [to_data(compared)]}, runtimes_text([compared]))
-    return FINE
+    return answer(arguments, {"runtimes": [to_data(compared)]}, runtimes_text([compared]))
 
 
 def _of_folder(folder: Path, arguments: argparse.Namespace) -> tuple[Case, Evidence]:
@@ -172,7 +170,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
     than allowed, slower than float, or less accurate there.
     """
-    from qdqspec.app.report.compare import upgrade_text, upgrade_to_json
+    from qdqspec.app.report.compare import UPGRADE_SCHEMA_VERSION, upgrade_text
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.timing.environment import Environment
@@ -209,8 +207,8 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
             found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
             checked.append(replace(found, case=name))
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
-    answer(arguments, upgrade_to_json(check), upgrade_text(check))
-    return FINE if check.passed else WANTING
+    data = {"schema_version": UPGRADE_SCHEMA_VERSION, "passed": check.passed, **to_data(check)}
+    return answer(arguments, data, upgrade_text(check), code=FINE if check.passed else WANTING)
 
 
 def _models(

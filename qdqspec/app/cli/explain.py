@@ -27,7 +27,7 @@ from qdqspec.app.cli.arguments import (
     verb,
 )
 from qdqspec.app.cli.models import judged
-from qdqspec.app.cli.output import FINE, answer
+from qdqspec.app.cli.output import answer
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.types import Case, DefinitionEvidence, Inputs
 
@@ -94,8 +94,7 @@ def explain(arguments: argparse.Namespace) -> int:
     else:
         engines = _from_files(arguments.what)
     text = explain_text(engines, most=max(arguments.layers, 1), search=search)
-    answer(arguments, explain_json(engines, search), text)
-    return FINE
+    return answer(arguments, explain_json(engines, search), text)
 
 
 def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | None, Path]:
@@ -395,8 +394,7 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
         found = culprits_of(setup, placed.pairs, factors=placed.equalized, most=most)
         notes = (*notes, *setup.warnings)
     text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
-    answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
-    return FINE
+    return answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
 
 
 @contextmanager

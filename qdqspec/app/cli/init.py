@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings, flags_given
-from qdqspec._core.files import create_file, unwritable
+from qdqspec._core.files import create_file, explained
 from qdqspec._core.hooks import declaration_of
 from qdqspec._core.units import count_text, plain
 from qdqspec.app.cases import SPEC_SUFFIXES
@@ -28,7 +28,7 @@ from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
 
 if TYPE_CHECKING:
     from qdqspec.accuracy.data import Dataset
-    from qdqspec.backends.base import Backend, Capabilities
+    from qdqspec.backends.base import Capabilities
     from qdqspec.graph.model import Model
     from qdqspec.graph.regions.inspect import Judged
 
@@ -49,15 +49,38 @@ _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from sha
 class InputDraft:
     """An input of a model. ``shape`` is the proposal of the spec, ``open_dims`` the dimensions that are not fixed.
 
-    ``from_data``: data fixed the open dimensions. ``span``: the range of shapes in the data.
+    ``span`` is the range of shapes in the data, which fixed the open dimensions.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...] | None
     open_dims: tuple[int, ...] = ()
-    from_data: bool = False
     span: InputShape | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name as a key of YAML."""
+        return quoted(self.name)
+
+    @property
+    def text(self) -> str:
+        """Its shape, or range of shapes, as an entry of the spec, with the type and the origin of the sizes."""
+        assert self.shape is not None
+        shape = str(list(self.shape))
+        if self.span is not None and self.span.min != self.span.max:
+            shape = f"{{min: {list(self.span.min)}, opt: {shape}, max: {list(self.span.max)}}}"
+        origin = "fixed"
+        if self.open_dims:
+            which, several = ", ".join(map(str, self.open_dims)), len(self.open_dims) > 1
+            source = "taken from the data" if self.span is not None else "guesses" if several else "a guess"
+            what, are = (
+                ("dimensions", "are dynamic, and these are")
+                if several
+                else ("dimension", "is dynamic, and this is")
+            )
+            origin = f"{what} {which} {are} {source}"
+        return f"{self.key}: {shape}  # {self.kind}, {origin}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,21 +135,19 @@ def init(arguments: argparse.Namespace) -> int:
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, path.absolute().parent)
     known = shaped_by_data(model, inputs).profiles[0].shapes
-    proposed = _unify_named_dims(
-        model, [_propose_input(model, name, known.get(name)) for name in model.inputs]
-    )
+    proposed = _propose_inputs(model, known)
     warned = list(cautions(model))
     is_chosen = flags_given(vars(arguments)).get("backend") is not None
     text = _spec_text(model, path, settings, data, proposed, warned, is_chosen=is_chosen)
-    try:
+    with explained("the spec", path, "choose another folder with -o"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        create_file(path, text)
-    except FileExistsError:
-        raise OutputError(
-            "this spec exists already, and is not overwritten", where=path, cure="name another file with -o"
-        ) from None
-    except OSError as error:
-        raise unwritable("the spec", path, error, "choose another folder with -o") from None
+        try:
+            create_file(path, text)
+        except FileExistsError:
+            cure = "name another file with -o"
+            raise OutputError(
+                "this spec exists already, and is not overwritten", where=path, cure=cure
+            ) from None
     notes = [*warned, *remarks]
     allowed = [folder.resolve() for folder in (settings.root, *settings.allow_path)]
     for given, what in ((model.path, "model"), (arguments.data, "data")):
@@ -155,114 +176,64 @@ def _spec_text(
 ) -> str:
     """The text of the spec: facts of the model as comments, its inputs, and all other keys as comments.
 
-    The spec names the backend if the command line does.
+    The spec names the backend if the command line does. Operators and a node are named as examples of what may stay
+    float. Its layout is in ``spec.yaml.j2``.
     """
+    from jinja2 import Environment, FileSystemLoader, select_autoescape
+
     from qdqspec.backends.base import BuildOptions, backend_named
     from qdqspec.graph.model import require_path
 
-    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    backend, options, usual = (
+        backend_named(settings.backend),
+        BuildOptions.of(settings),
+        QuantizeRules().format,
+    )
     capabilities = backend.capabilities(options)
     found, formats = judged(model, settings), _possible_formats(model, capabilities)
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
-    head = [f"# Written by qdqspec init {__version__}. Editors complete it from: qdqspec schema", "#"]
-    for sentence in (
-        *_state_facts(model, found, backend.target, shapes),
-        *(f"Note: {one}" for one in warned),
-    ):
-        head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
-    head.append("# Each line below that is a comment can be used alone: remove its '# '.")
-    path = relative_text(require_path(model), output.absolute().parent)
-    lines = [*head, "qdqspec: 1", f"model: {quoted(path)}"]
-    lines += [f"backend: {settings.backend}"] if is_chosen else []
-    lines += ["", *_input_lines(proposed, data), "", *_quantize_lines(model, found, formats)]
-    objective = "preset: default" if capabilities.has_clock else "objective: coverage"
-    lines += [f"tune: {{{objective}, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins", ""]
-    checks = _check_lines(backend, data, is_timed=capabilities.has_clock, can_gain=bool(formats))
-    return "\n".join([*lines, "checks:", *checks]) + "\n"
-
-
-def _quantize_lines(model: Model, found: Judged, formats: Sequence[str]) -> Iterator[str]:
-    """Formats, and the operators that stay float; nothing if no operator can be quantized."""
-    usual = QuantizeRules().format
+    facts = [*_state_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)]
     others = [name for name in formats if name != usual]
-    if not formats:
-        return
-    if usual in formats:
-        more = f"; also possible here: {', '.join(others[:_FORMATS])}" if others else ""
-        more += f" and {len(others) - _FORMATS} more" if len(others) > _FORMATS else ""
-        yield f"# matrix: {{quant: [{usual}]}}   # a case for each format{more}"
-    else:
-        yield f"quantize: {{format: {formats[0]}}}   # no operator of this model can have {usual} here"
+    more_formats = f"; also possible here: {', '.join(others[:_FORMATS])}" if others else ""
+    more_formats += f" and {len(others) - _FORMATS} more" if len(others) > _FORMATS else ""
     quantizable = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
     ops = Counter(node.op_type for node in quantizable if re.fullmatch(r"[A-Z]\w+", node.op_type))
-    denied = "Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default="")
-    excluded = next(node.name for node in reversed(model.nodes) if not node.is_marker)
-    nodes = f"nodes: {{exclude: [{json.dumps(excluded, ensure_ascii=False)}]}}"
-    patterns = f"deny: [{denied}], {nodes}" if denied else nodes
-    yield f"# patterns: {{{patterns}}}   # operators and nodes that stay float"
-    if usual in formats:
-        yield "# quantize: {calibration: entropy, weights: per-channel}"
-    yield ""
-
-
-def _check_lines(backend: Backend, data: DataDraft, *, is_timed: bool, can_gain: bool) -> Iterator[str]:
-    if not is_timed:
-        yield f"  - {{kind: builds, backend: {backend.name}}}   # the tuned model; nothing is timed here"
-    elif can_gain:
-        yield "  - {kind: speedup, min: 1.1}             # reference time over tuned time; fails if it gains less"
-    yield "  - {kind: parity, min_sqnr_db: 20}       # of its outputs on all data against the float model's"
-    if data.metric:
-        yield f"  # - {{kind: accuracy, metric: {data.metric}, max_drop: 1%}}"
-    if is_timed:
-        yield f"  # - {{kind: latency, max_ms: {{{backend.target}: 10}}}}"
-        yield "  # - {kind: regression, max: 5%}         # against a committed baseline: pytest --qdq-update=new"
-    own = declaration_of(backend.name).lint_targets
-    if target := backend.target if backend.target in own else next(iter(own), ""):
-        yield f"  # - {{kind: lint, target: [{target}]}}"
-
-
-def _input_lines(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
-    shaped = [one for one in inputs if one.shape and all(one.shape)]
-    scalars = [one for one in inputs if one.shape == () and one.kind not in _FLOATS]
-    yield "inputs:"
-    if shaped:
-        yield "  shapes:                                 # at which the model is timed"
-        yield from (f"    {_shape_text(one)}" for one in shaped)
-        unranked = (one for one in inputs if one.shape is None and one.kind != "no tensor")
-        yield from (f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in unranked)
-    else:
-        yield "  values: {}                              # inputs fixed to a value, by name"
-    if scalars and shaped:
-        fixed = ", ".join(f"{quoted(one.name)}: {'true' if one.kind == 'bool' else 1}" for one in scalars)
-        yield f"  # values: {{{fixed}}}   # fixed in the tuned model; write the value that is used"
-    about = "one array per input, first axis = samples" + (
-        "" if data.calibration else "; without it inputs are random"
+    nodes = [node.name for node in model.nodes if not node.is_marker]
+    lint_targets = declaration_of(backend.name).lint_targets
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(),  # of HTML only
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    yield f"  {_data_line('calibration', data.calibration)}  # {about}"
-    more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
-    judged = "the same data as calibration: name other samples" if data.is_shared else "the same to judge by"
-    yield f"  {_data_line('evaluation', data.evaluation)}  # {judged}{more}"
-
-
-def _data_line(key: str, found: str) -> str:
-    """A line for data that was found, else a comment with an example."""
-    return f"{key}: {found}" if found else f"# {key}: data.npz".ljust(34)
-
-
-def _shape_text(one: InputDraft) -> str:
-    assert one.shape is not None
-    shape = str(list(one.shape))
-    if one.span is not None and one.span.min != one.span.max:
-        shape = f"{{min: {list(one.span.min)}, opt: {shape}, max: {list(one.span.max)}}}"
-    origin = "fixed"
-    if one.open_dims:
-        which = ", ".join(map(str, one.open_dims))
-        single = len(one.open_dims) == 1
-        source = "taken from the data" if one.from_data else "a guess" if single else "guesses"
-        origin = f"dimension {which} is dynamic, and this is {source}"
-        if not single:
-            origin = f"dimensions {which} are dynamic, and these are {source}"
-    return f"{quoted(one.name)}: {shape}  # {one.kind}, {origin}"
+    return environment.get_template("spec.yaml.j2").render(
+        version=__version__,
+        facts=[
+            line
+            for fact in facts
+            for line in textwrap.wrap(plain(fact), 110, initial_indent="# ", subsequent_indent="#   ")
+        ],
+        model=quoted(relative_text(require_path(model), output.absolute().parent)),
+        chosen=settings.backend if is_chosen else "",
+        shaped=[one for one in proposed if one.shape and all(one.shape)],
+        unranked=[one for one in proposed if one.shape is None and one.kind != "no tensor"],
+        scalars=[
+            f"{one.key}: {'true' if one.kind == 'bool' else 1}"
+            for one in proposed
+            if one.shape == () and one.kind not in _FLOATS
+        ],
+        data=data,
+        usual=usual,
+        formats=formats,
+        more_formats=more_formats,
+        denied="Softmax" if "Softmax" in ops else min(ops, key=lambda op: (ops[op], op), default=""),
+        excluded=json.dumps(next(reversed(nodes), ""), ensure_ascii=False),
+        is_timed=capabilities.has_clock,
+        backend=backend.name,
+        target=backend.target,
+        lint_target=backend.target if backend.target in lint_targets else next(iter(lint_targets), ""),
+    )
 
 
 def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
@@ -306,47 +277,41 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 # ---- inputs and data -----------------------------------------------------------------------------
 
 
-def _propose_input(model: Model, name: str, known: InputShape | None) -> InputDraft:
-    """An input with a size for each dynamic dimension: from the data, else batch 1 and a usual size of images."""
+def _propose_inputs(model: Model, known: Mapping[str, InputShape]) -> list[InputDraft]:
+    """The inputs with a size for each dynamic dimension: ``known`` from the data, else batch 1 and a usual size.
+
+    A named dimension has one size in all inputs: from the data, else from the input of the highest rank.
+    """
     import onnx
 
     from qdqspec.accuracy.shapes import named_dims
 
-    elem_type = model.elem_type(name)
-    kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
-    own = model.shape(name)
-    if own is None:
-        return InputDraft(name=name, kind=kind, shape=None)
-    is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in named_dims(model, name))
-    usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
-    filled = tuple(size if size is not None and size >= 0 else usual for size in own)
-    open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
-    if 0 in open_dims and len(own) > 1:
-        filled = (1, *filled[1:])
-    if known is not None:
-        return InputDraft(
-            name=name, kind=kind, shape=known.opt, open_dims=open_dims, from_data=True, span=known
-        )
-    return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
-
-
-def _unify_named_dims(model: Model, proposed: list[InputDraft]) -> list[InputDraft]:
-    """The inputs with one size for each named dimension: from the data, else from the input of the highest rank."""
-    from qdqspec.accuracy.shapes import named_dims
-
-    names = {one.name: named_dims(model, one.name) for one in proposed if one.shape is not None}
+    proposed, names = list[InputDraft](), dict[str, Sequence[int | str | None]]()
+    for name in model.inputs:
+        elem_type, own, span = model.elem_type(name), model.shape(name), known.get(name)
+        kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
+        if own is None:
+            proposed.append(InputDraft(name=name, kind=kind, shape=None))
+            continue
+        dims = names[name] = named_dims(model, name)
+        is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in dims)
+        usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
+        filled = tuple(size if size is not None and size >= 0 else usual for size in own)
+        open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
+        if 0 in open_dims and len(own) > 1:
+            filled = (1, *filled[1:])
+        shape = filled if span is None else span.opt
+        proposed.append(InputDraft(name=name, kind=kind, shape=shape, open_dims=open_dims, span=span))
     sizes: dict[int | str | None, int] = {}
-    for one in sorted(proposed, key=lambda one: (not one.from_data, -len(one.shape or ()))):
+    for one in sorted(proposed, key=lambda one: (one.span is None, -len(one.shape or ()))):
         for dim, size in zip(names.get(one.name, ()), one.shape or (), strict=False):
             if isinstance(dim, str):
                 sizes.setdefault(dim, size)
-    unified = []
-    for one in proposed:
-        if one.shape is not None and not one.from_data:
-            dims = zip(names[one.name], one.shape, strict=True)
-            one = replace(one, shape=tuple(sizes.get(dim, size) for dim, size in dims))
-        unified.append(one)
-    return unified
+    for index, one in enumerate(proposed):
+        if one.shape is not None and one.span is None:
+            pairs = zip(names[one.name], one.shape, strict=True)
+            proposed[index] = replace(one, shape=tuple(sizes.get(dim, size) for dim, size in pairs))
+    return proposed
 
 
 def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:

@@ -21,7 +21,6 @@ from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from qdqspec.app.cluster.worker import Announcement, WorkerInfo
-    from qdqspec.backends.base import Availability
     from qdqspec.timing.store import Store
 
 _MONTH = 30 * 86400.0  # seconds
@@ -40,52 +39,43 @@ def doctor(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
-    order = sorted(found, key=lambda name: (name != chosen, not found[name].usable))
-    lines = [_diagnosis(name, found[name], chosen=name == chosen) for name in order]
-    if own := options_of(chosen).options:
-        rows = [
-            (
-                f"{chosen}.{option.word}",
-                option.type.expects,
-                option.default or "-",
-                "anywhere" if option.in_files else "command line only",
-            )
-            for option in own
+    lines = []
+    for name in sorted(found, key=lambda name: (name != chosen, not found[name].usable)):
+        here = found[name]
+        state = "works" if here.usable else "not usable here"
+        lines.append(f"{name}: {state}{' (chosen)' if name == chosen else ''}")
+        lines += [f"  {here.why}"] if here.why else []
+        lines += [f"  to get it: {here.install}"] if here.install and not here.usable else []
+        width = max(map(len, here.facts), default=0)
+        lines += [f"  {fact:<{width}}  {value}" for fact, value in here.facts.items()]
+    options_by_backend: dict[str, list[dict[str, Any]]] = {
+        name: [
+            {
+                "name": f"{name}.{option.word}",
+                "expects": option.type.expects,
+                "default": option.default,
+                "in_files": option.in_files,
+                "help": option.help,
+            }
+            for option in options_of(name).options
         ]
+        for name in found
+    }
+    rows = [
+        (
+            own["name"],
+            own["expects"],
+            own["default"] or "-",
+            "anywhere" if own["in_files"] else "command line only",
+        )
+        for own in options_by_backend[chosen]
+    ]
+    if rows:
         lines += ["", f"options of {chosen} (--backend-option NAME=VALUE):"]
         lines += _table(("option", "expects", "default", "set"), rows)
-    backends = {
-        name: {
-            "usable": availability.usable,
-            "why": availability.why,
-            "install": availability.install,
-            "facts": dict(availability.facts),
-            "options": [
-                {
-                    "name": f"{name}.{option.word}",
-                    "expects": option.type.expects,
-                    "default": option.default,
-                    "in_files": option.in_files,
-                    "help": option.help,
-                }
-                for option in options_of(name).options
-            ],
-        }
-        for name, availability in found.items()
-    }
-    answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines))
-    return FINE if found[chosen].usable else IMPOSSIBLE
-
-
-def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
-    state = "works" if availability.usable else "not usable here"
-    lines = [f"{name}: {state}{' (chosen)' if chosen else ''}"]
-    lines += [f"  {availability.why}"] if availability.why else []
-    if availability.install and not availability.usable:
-        lines.append(f"  to get it: {availability.install}")
-    width = max((len(fact) for fact in availability.facts), default=0)
-    lines += [f"  {fact:<{width}}  {value}" for fact, value in availability.facts.items()]
-    return "\n".join(lines)
+    backends = {name: {**to_data(found[name]), "options": own} for name, own in options_by_backend.items()}
+    code = FINE if found[chosen].usable else IMPOSSIBLE
+    return answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines), code=code)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -106,25 +96,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def config(arguments: argparse.Namespace) -> int:
     """Print every setting with its value and where it came from."""
     settings = settings_from(arguments)
-    listed: list[dict[str, object]] = []
-    texts = []
+    listed, texts = [], []
     for setting in list_settings(settings):
-        value: object = setting.value
+        value: Any = setting.value
         if isinstance(value, tuple):
             value = [without_passwords(str(one)) for one in value]
-            text = ", ".join(map(str, value)) or "-"
-        elif isinstance(value, bool):
-            text = str(value).lower()
-        elif value is None or isinstance(value, int | float):
-            text = "-" if value is None else str(value)
+            text = ", ".join(value)
+        elif value is None or isinstance(value, bool | int | float):
+            text = "" if value is None else str(value).lower()
         else:
-            value = without_passwords(str(value))
-            text = str(value) or "-"
+            text = value = without_passwords(str(value))
         listed.append({"name": setting.name, "value": value, "origin": setting.origin})
-        texts.append((setting.name, text, setting.origin))
+        texts.append((setting.name, text or "-", setting.origin))
     text = "\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)])
-    answer(arguments, {"root": str(settings.root), "settings": listed}, text)
-    return FINE
+    return answer(arguments, {"root": str(settings.root), "settings": listed}, text)
 
 
 # ---- finished searches ---------------------------------------------------------------------------
@@ -185,8 +170,7 @@ def cache(arguments: argparse.Namespace) -> int:
     else:
         found["removed"] = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
         text = f"{count_text(found['removed'], 'entry', 'entries')} removed"
-    answer(arguments, found, f"{store.folder}: {text}")
-    return FINE
+    return answer(arguments, found, f"{store.folder}: {text}")
 
 
 def _list_cache(arguments: argparse.Namespace, store: Store) -> int:
@@ -256,10 +240,24 @@ def cluster(arguments: argparse.Namespace) -> int:
         note(
             "copy these files to each machine of the cluster; the key gives the right to run code on all of them"
         )
-        answer(arguments, {"files": files, "days": arguments.days}, "\n".join(files))
-        return FINE
+        return answer(arguments, {"files": files, "days": arguments.days}, "\n".join(files))
     if arguments.action == "list":
-        return _list_workers(arguments, certificates)
+        from qdqspec.app.cluster.client import Cluster
+
+        if arguments.address is None:
+            raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
+        address = Address.parse(arguments.address)
+        with closing(Cluster(address, certificates)) as connection:
+            workers = connection.workers()
+        lines = [f"{address}: {count_text(len(workers), 'worker')}"]
+        for each in workers:
+            own = each.announcement
+            silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
+            free = f"{size_text(each.free_bytes)} free{silent}"
+            lines.append(f"{own.host} ({own.system}, qdqspec {own.version}, {free})")
+            lines += [f"  {device.backend}: {device.key}" for device in own.devices]
+        found = {"address": str(address), "workers": list(map(worker_row, workers))}
+        return answer(arguments, found, "\n".join(lines))
     from qdqspec.app.cluster.worker import run_scheduler
 
     host = f"[{arguments.host}]" if ":" in arguments.host.removeprefix("tls://") else arguments.host
@@ -276,26 +274,6 @@ def answer_started(arguments: argparse.Namespace, address: str) -> None:
     if not arguments.json:
         complain(f"The scheduler runs. Add devices with: {add}")
     sys.stdout.flush()
-
-
-def _list_workers(arguments: argparse.Namespace, certificates: Path) -> int:
-    from qdqspec.app.cluster.address import Address
-    from qdqspec.app.cluster.client import Cluster
-
-    if arguments.address is None:
-        raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
-    address = Address.parse(arguments.address)
-    with closing(Cluster(address, certificates)) as connection:
-        workers = connection.workers()
-    lines = [f"{address}: {count_text(len(workers), 'worker')}"]
-    for each in workers:
-        own = each.announcement
-        silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
-        free = f"{size_text(each.free_bytes)} free{silent}"
-        lines.append(f"{own.host} ({own.system}, qdqspec {own.version}, {free})")
-        lines += [f"  {device.backend}: {device.key}" for device in own.devices]
-    answer(arguments, {"address": str(address), "workers": list(map(worker_row, workers))}, "\n".join(lines))
-    return FINE
 
 
 def worker_row(worker: WorkerInfo) -> dict[str, Any]:

@@ -100,8 +100,7 @@ def inspect(arguments: argparse.Namespace) -> int:
         include_all=arguments.include_all,
         only=[section for section in SECTIONS if getattr(arguments, section)],
     )
-    answer(arguments, to_json(inspection), text)
-    return FINE
+    return answer(arguments, to_json(inspection), text)
 
 
 def judged(model: Model, settings: Settings) -> Judged:
@@ -270,8 +269,8 @@ def diff(arguments: argparse.Namespace) -> int:
     from qdqspec.qdq.diff import diff_models, render_text, to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
-    answer(arguments, to_json(found), render_text(found, most=None if arguments.verbose else ROWS))
-    return FINE if found.same else WANTING
+    text = render_text(found, most=None if arguments.verbose else ROWS)
+    return answer(arguments, to_json(found), text, code=FINE if found.same else WANTING)
 
 
 @verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))
@@ -332,22 +331,19 @@ def lint(arguments: argparse.Namespace) -> int:
         raise ConfigError("no target is given", cure=f"name one with --target, of: {known}")
     model = model_given(arguments.model, arguments.values)
     options = BuildOptions.of(settings_from(arguments))
-    linted = {
-        target: lint_and_load(
+    most = 0 if arguments.all else 5
+    texts, found, loads = [], {}, {}
+    for target in dict.fromkeys(arguments.target):
+        each = lint_and_load(
             model,
             target,
             options=options,
             loads=not arguments.no_load,
             compute_capability=arguments.compute_capability,
         )
-        for target in dict.fromkeys(arguments.target)
-    }
-    found = {target: each.findings for target, each in linted.items()}
-    most = 0 if arguments.all else 5
-    texts, loads = [], {}
-    for target, each in linted.items():
         texts.append(render_findings(target, each.findings, most=most, judged=each.note))
+        found[target] = each.findings
         loads[target] = {"runtime": each.runtime, "loaded": each.loaded, "note": each.note}
-    answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts))
     wanting = ("refused", "slow") if arguments.strict else ("refused",)
-    return WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE
+    code = WANTING if any(f.severity in wanting for fs in found.values() for f in fs) else FINE
+    return answer(arguments, {**findings_to_json(found), "loads": loads}, "\n\n".join(texts), code=code)

@@ -39,9 +39,14 @@ def say_error(error: str, *, what: str, where: str | None, cure: str | None) -> 
 
 
 def answer(
-    arguments: argparse.Namespace, data: Mapping[str, Any], text: str, *, notes: Iterable[str] = ()
-) -> None:
-    """Write the result of a verb: its ``notes`` and ``text``, or JSON if that was asked for.
+    arguments: argparse.Namespace,
+    data: Mapping[str, Any],
+    text: str,
+    *,
+    notes: Iterable[str] = (),
+    code: int = FINE,
+) -> int:
+    """Write the result of a verb, its ``notes`` and ``text``, or JSON if that was asked for; returns the exit code.
 
     JSON has the ``data``, the ``text`` as well, and all notes of the command. Each figure and name of the text is also
     in the data.
@@ -49,11 +54,12 @@ def answer(
     if arguments.json:
         texts = [*data.get("notes", ()), *notes, *NOTED.get()]
         say_json({"schema_version": 1, **data, "notes": texts, "text": text})
-        return
-    for note in notes:
-        say(f"note: {note}")
-    if text:
-        say(text)
+    else:
+        for one in notes:
+            say(f"note: {one}")
+        if text:
+            say(text)
+    return code
 
 
 def conclude(
@@ -65,8 +71,7 @@ def conclude(
 ) -> int:
     """Report that ``output`` was written, by default the output that the arguments name; ``found`` is for JSON."""
     path = output or arguments.output
-    answer(arguments, {"output": str(path), **found}, f"{path}: {summary}", notes=notes)
-    return FINE
+    return answer(arguments, {"output": str(path), **found}, f"{path}: {summary}", notes=notes)
 
 
 def note(text: str) -> None:

@@ -93,8 +93,7 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
     width = max(map(len, found))
     text = "\n".join(f"{name:<{width}}  {about}" for name, about in found.items()) + last
     entries = [{"name": name, "about": about} for name, about in found.items()]
-    answer(arguments, {"kind": kind, "entries": entries, **numbers}, text)
-    return FINE
+    return answer(arguments, {"kind": kind, "entries": entries, **numbers}, text)
 
 
 def _lines(path: Path, case: Case) -> Iterator[str]:
@@ -210,7 +209,21 @@ def baseline(arguments: argparse.Namespace) -> int:
             if arguments.action == "prune"
             else "no baseline found; pytest --qdq-update=new writes them"
         )
-    rows = [_entry_row(kept, whole=arguments.action == "show") for kept in found]
+    rows = [
+        {
+            "name": "::".join(kept.name),
+            "file": kept.file.as_posix(),
+            "device": kept.device,
+            "case": kept.name[0],
+            "check": kept.name[1],
+            "state": kept.state,
+            "ratio": kept.entry.ratio.median,
+            "ci95": [kept.entry.ratio.low, kept.entry.ratio.high],
+            "recorded": kept.entry.recorded,
+            **({"entry": kept.entry.model_dump(mode="json")} if arguments.action == "show" else {}),
+        }
+        for kept in found
+    ]
     answer(arguments, {"entries": rows, "errors": damaged}, "\n".join(lines))
     for message in damaged:
         complain(message)
@@ -266,19 +279,3 @@ def _figure_text(figure: Figure) -> str:
     return (
         f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  {plain(figure.recorded, 40) or 'undated'}"
     )
-
-
-def _entry_row(kept: _Kept, *, whole: bool) -> dict[str, Any]:
-    entry = kept.entry
-    row = {
-        "name": "::".join(kept.name),
-        "file": kept.file.as_posix(),
-        "device": kept.device,
-        "case": kept.name[0],
-        "check": kept.name[1],
-        "state": kept.state,
-        "ratio": entry.ratio.median,
-        "ci95": [entry.ratio.low, entry.ratio.high],
-        "recorded": entry.recorded,
-    }
-    return {**row, "entry": entry.model_dump(mode="json")} if whole else row

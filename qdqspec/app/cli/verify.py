@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec._core.config import BUILD_OPTIONS, find_folder
+from qdqspec._core.records import to_data
 from qdqspec.app.cases import find_case, is_spec
 from qdqspec.app.cli.arguments import (
     MODEL,
@@ -132,8 +133,8 @@ def verify(arguments: argparse.Namespace) -> int:
         "noise": noise_shares(parity),
         "notes": [*slice_notes(parity.outputs)],
     }
-    answer(arguments, data, "\n\n".join((headline, *map(section_text, sections))))
-    return WANTING if probe.broken else FINE
+    text = "\n\n".join((headline, *map(section_text, sections)))
+    return answer(arguments, data, text, code=WANTING if probe.broken else FINE)
 
 
 def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
@@ -203,9 +204,7 @@ def reduce(arguments: argparse.Namespace) -> int:
             seconds=60 * arguments.minutes,
             seed=settings.seed,
         )
-    data = {**asdict(found), "model": str(found.model), "program": str(found.program)}
-    answer(arguments, data, reduced_text(found))
-    return FINE
+    return answer(arguments, to_data(found), reduced_text(found))
 
 
 def reduce_failures(session: Session, cases: Iterable[Case]) -> None:

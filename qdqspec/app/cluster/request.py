@@ -25,6 +25,7 @@ from qdqspec._core.files import replace_file
 from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
+from qdqspec.app.cases import judge_case
 from qdqspec.checks.base import Check, requested
 from qdqspec.checks.baselines import FOLDER
 from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
@@ -44,17 +45,11 @@ _SENT = (
 
 @dataclass(slots=True)
 class Package:
-    """A case with its settings as JSON data, and the files that both need."""
+    """The request of a case, with its settings, as JSON data, and the files that both need."""
 
-    case: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    request: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)  # by path in the job's folder
     places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """The request to a worker, without the files."""
-        return {"case": self.case, "settings": self.settings}
 
     def add_folder(self, path: str, source: Path) -> None:
         """Add all files below a folder."""
@@ -62,34 +57,19 @@ class Package:
             self.files[f"{path}/{file.relative_to(source).as_posix()}"] = file
 
     def place(self, path: Path | None) -> Path | None:
-        """Add a file or folder of the case, and return its path in the job's folder."""
+        """Add a file, a folder or the files of a glob of the case, and return its path in the job's folder."""
         if path is None:
             return None
-        place = f"{INPUTS}/{len(self.places)}/{path.name}"
-        self.places.append((place, path))
-        if path.is_dir():
-            self.add_folder(place, path)
-        elif path.is_file():
-            self.files[place] = path
-        else:
-            raise DataError("this file does not exist", where=path)
-        return Path(place)
-
-    def place_data(self, source: DataSource | None) -> DataSource | None:
-        """Add the files of data, and return the data with paths in the job's folder."""
-        if not isinstance(source, Data):
-            return None if source is None else self._place_glob(source)
-        if source.loader or source.path is None:
-            raise ConfigError(
-                f"the data loader {source.loader} is Python code of this project, which is not sent to workers",
-                cure="save its feeds as .npz, or run this case without --qdq-cluster",
-            )
-        return replace(source, path=self._place_glob(source.path), labels=self.place(source.labels))
-
-    def _place_glob(self, path: Path) -> Path | None:
-        """Add a file, a folder, or the files of a glob, below its first folder without wildcards."""
         if path.exists() or not glob.has_magic(str(path)):
-            return self.place(path)
+            place = f"{INPUTS}/{len(self.places)}/{path.name}"
+            self.places.append((place, path))
+            if path.is_dir():
+                self.add_folder(place, path)
+            elif path.is_file():
+                self.files[place] = path
+            else:
+                raise DataError("this file does not exist", where=path)
+            return Path(place)
         base = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
         place = f"{INPUTS}/{len(self.places)}"
         self.places.append((place, base))
@@ -102,8 +82,8 @@ class Package:
 def pack(case: Case, settings: Settings) -> Package:
     """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
     _refuse_local(case, settings)
-    package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
-    moved = _move_paths(case, package.place, package.place_data)
+    package = Package()
+    moved = _move_paths(case, package.place)
     for file in load_model(case.model).external_files():
         relative = Path(os.path.relpath(file, case.model.parent))
         if ".." in relative.parts:
@@ -113,7 +93,8 @@ def pack(case: Case, settings: Settings) -> Package:
         baselines = Path(FOLDER) / case.spec_name
         for file in sorted((case.spec.parent / baselines).glob("*.json")):
             package.files[(moved.spec.parent / baselines / file.name).as_posix()] = file
-    package.case = to_data(replace(moved, metrics={}, loaders={}))
+    package.request["case"] = to_data(replace(moved, metrics={}, loaders={}))
+    package.request["settings"] = {name: to_data(getattr(settings, name)) for name in _SENT}
     return package
 
 
@@ -129,15 +110,7 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
         checks.append(CheckSpec(**{**check, "params": kind.Params.model_validate(check["params"])}))
     case = from_data(Case, data)
 
-    def here(path: Path | None) -> Path | None:
-        return None if path is None else folder / path
-
-    def data_here(source: DataSource | None) -> DataSource | None:
-        if not isinstance(source, Data):
-            return here(source)
-        return replace(source, path=here(source.path), labels=here(source.labels))
-
-    case = replace(_move_paths(case, here, data_here), checks=tuple(checks))
+    case = replace(_move_paths(case, lambda path: path and folder / path), checks=tuple(checks))
     given = from_data(Settings, {name: value for name, value in request["settings"].items() if name in _SENT})
     return case, replace(
         given,
@@ -151,12 +124,14 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
     )
 
 
-def _move_paths(
-    case: Case,
-    path: Callable[[Path | None], Path | None],
-    data: Callable[[DataSource | None], DataSource | None],
-) -> Case:
+def _move_paths(case: Case, path: Callable[[Path | None], Path | None]) -> Case:
     """The case with all paths changed, also the paths of its data."""
+
+    def data(source: DataSource | None) -> DataSource | None:
+        if not isinstance(source, Data):
+            return path(source)
+        return replace(source, path=path(source.path), labels=path(source.labels))
+
     model = path(case.model)
     assert model is not None
     return replace(
@@ -175,7 +150,13 @@ def _move_paths(
 
 
 def _refuse_local(case: Case, settings: Settings) -> None:
-    """Reject parts that exist only on the client: metrics in Python, plugins, and settings of the device."""
+    """Reject parts that exist only on the client: loaders and metrics in Python, plugins, settings of the device."""
+    for source in (case.inputs.calibration, case.inputs.evaluation):
+        if isinstance(source, Data) and (source.loader or source.path is None):
+            raise ConfigError(
+                f"the data loader {source.loader} is Python code of this project, which is not sent to workers",
+                cure="save its feeds as .npz, or run this case without --qdq-cluster",
+            )
     asked = {request.metric for _, request in requested(case.checks, ScoreRequest)}
     if case.tune.accuracy is not None:
         asked.add(case.tune.accuracy.metric)
@@ -272,19 +253,12 @@ def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress
             found = session.availability(case)
             if not found.usable:
                 return Answer(folder=str(folder), skipped=found.why)
-            errors: dict[str, Failure] = {}
-            for check in case.checks:
-                try:
-                    session.judge(case, check)
-                except QdqspecError as error:
-                    errors[check.id] = Failure.of(error)
-            if not case.checks:
-                session.evidence(case, frozenset({"latency", "parity"}))
+            errors = judge_case(session, case)
             return Answer(
                 folder=str(folder),
                 record=record_to_json(session.record()),
                 renewals=to_data(session.renewals()),
-                errors=errors,
+                errors={check: Failure.of(error) for check, error in errors.items()},
             )
     except QdqspecError as error:
         return Answer(folder=str(folder), failure=Failure.of(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -99,19 +99,19 @@ class ClusterSession(Session):
 
     def search(self, case: Case) -> SearchResult:
         """The result of the search."""
-        found = self._record_of(case).evidence.search
+        found = self._outcome(case).record.evidence.search
         if found is None:
             raise QdqspecError("the search did not finish", where=case.name)
         return found
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:  # noqa: ARG002 - a worker gathers all
         """The evidence of a case."""
-        return self._record_of(case).evidence
+        return self._outcome(case).record.evidence
 
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
         """The verdict of a check, judged on the worker. Raises its error."""
         outcome = self._outcome(case)
-        self._judged.setdefault(case_key(case), set()).add(check.id)
+        self._judged[case_key(case)].add(check.id)
         if check.id in outcome.errors:
             raise outcome.errors[check.id]
         return next(result for result in outcome.record.results if result.id == check.id)
@@ -122,20 +122,22 @@ class ClusterSession(Session):
 
     def record(self) -> RunRecord:
         """The record of all requested cases, with the results of the checks that were judged."""
-        cases = []
-        for key, judged in self._judged.items():
-            future = self._futures[key]
-            if future.done() and future.exception() is None:
-                record = future.result().record
-                results = tuple(result for result in record.results if result.id in judged)
-                cases.append(replace(record, results=results))
+        cases = [
+            replace(own.record, results=tuple(result for result in own.record.results if result.id in judged))
+            for judged, own in self._done()
+        ]
         return self._run_record((*cases, *self._skipped.values()))
 
     def renewals(self) -> tuple[Renewal, ...]:
         """Baseline entries measured on the workers."""
-        done = (self._futures[key] for key in self._judged)
-        found = (future.result() for future in done if future.done() and future.exception() is None)
-        return tuple(renewal for outcome in found for renewal in outcome.renewals)
+        return tuple(renewal for _, outcome in self._done() for renewal in outcome.renewals)
+
+    def _done(self) -> Iterator[tuple[set[str], _Outcome]]:
+        """The judged checks and the outcome of each requested case that has run."""
+        for key, judged in self._judged.items():
+            future = self._futures[key]
+            if future.done() and future.exception() is None:
+                yield judged, future.result()
 
     def close(self) -> None:
         """Stop all jobs on the workers, and disconnect."""
@@ -145,18 +147,13 @@ class ClusterSession(Session):
         self._pool.shutdown(wait=True, cancel_futures=True)
         super().close()
 
-    def _record_of(self, case: Case) -> CaseRecord:
-        outcome = self._outcome(case)
-        self._judged.setdefault(case_key(case), set())
-        return outcome.record
-
     def _outcome(self, case: Case) -> _Outcome:
         """The outcome of a case; it is started now unless it was started ahead, with the other expected ones."""
-        first = self._future(case)
-        for other in self._expected:
-            self._future(other)
+        future, *_ = map(self._future, (case, *self._expected))
         self._expected = ()
-        return first.result()
+        outcome = future.result()
+        self._judged.setdefault(case_key(case), set())
+        return outcome
 
     def _future(self, case: Case) -> Future[_Outcome]:
         key = case_key(case)

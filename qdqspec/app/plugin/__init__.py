@@ -7,16 +7,23 @@ and does nothing until a spec is collected or a ``--qdq-*`` option given.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from fnmatch import fnmatch
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qdqspec._core.config import add_options
-from qdqspec.app.plugin import collect, fixtures, hooks, state, summary
+from qdqspec._core.config import OPTIONS, add_options
+from qdqspec._core.registry import did_you_mean
+from qdqspec.app.cases import is_spec
+from qdqspec.app.plugin import fixtures, hooks, state, summary
 from qdqspec.app.plugin._compat import is_worker
+from qdqspec.app.plugin.collect import CheckItem, PythonSpecFile, SpecFile
 from qdqspec.app.plugin.run import without_traceback
+from qdqspec.errors import ConfigError
 
+PYTHON_SPECS = "spec_*.py"
 MARKERS = (
     "qdq(case): judges a quantized model; on a plain test, the case that its qdq_* fixtures use",
     "tune: may start a search for the best placement, which takes minutes",
@@ -30,8 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(args: list[str]) -> None:
-    """Reject misspelt ``--qdq-*`` options with a suggestion, before pytest does without one."""
-    state.refuse_unknown_options(args)
+    """Reject misspelt ``--qdq-*`` options, naming the closest one, before pytest does without one."""
+    known = [f"--qdq-{option.name}" for option in OPTIONS]
+    given = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", args)]
+    unknown = [name for name in given if name.startswith("--qdq-") and name not in known]
+    if unknown:
+        problems = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
+        raise pytest.UsageError(f"{problems}\n  all options: pytest --help, group qdqspec")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -41,41 +53,65 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers; reject invalid options."""
+    """Register the markers; reject invalid values of ``--qdq-*`` options before collection."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    state.refuse_wrong_options(config)
+    try:
+        if state.asked_for(config) and (reports := state.settings_of(config).report):
+            from qdqspec.app.report.write import refuse_unknown_formats
+
+            refuse_unknown_formats(reports)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None
     config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect specs."""
-    return collect.collector_for(file_path, parent)
+    """Collect specs by their names, and ``spec_*.py`` modules."""
+    if is_spec(file_path):
+        return SpecFile.from_parent(parent, path=file_path)
+    patterns = parent.config.getini("python_files")
+    # pytest collects such a file anyway, and calls `pytest_pycollect_makemodule`
+    if parent.session.isinitpath(file_path) or any(fnmatch(file_path.name, pattern) for pattern in patterns):
+        return None
+    return pytest_pycollect_makemodule(file_path, parent)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Collect ``spec_*.py`` once if it was named on the command line."""
-    return collect.module_for(module_path, parent)
+    """Collect a ``spec_*.py`` that pytest itself collects once: its specs along with its tests."""
+    is_python_spec = fnmatch(module_path.name, PYTHON_SPECS)
+    return PythonSpecFile.from_parent(parent, path=module_path) if is_python_spec else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the checks of each case, and find baseline entries that no check uses any more."""
-    checks = [item for item in session.items if isinstance(item, collect.CheckItem)]
+    checks = [item for item in session.items if isinstance(item, CheckItem)]
     state.state_of(session.config).unfinished.update(state.name_of(item.case) for item in checks)
     summary.find_obsolete(session.config, checks)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Print the backend and the device."""
-    line = summary.header(config, items)
-    return [line] if line is not None else []
+    """Print the backend and the device; nothing in a run without specs and ``--qdq-*`` options."""
+    has_checks = any(isinstance(item, CheckItem) for item in items)
+    if not (has_checks or state.asked_for(config)) or config.get_verbosity() < 0:
+        return []
+    settings = state.settings_of(config)
+    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    folder = summary.path_from_start(settings.cache_dir, config)
+    cache = "no cache" if settings.no_cache else f"cache {folder}"
+    at = "" if settings.cluster is None else f" at {settings.cluster}"
+    return [f"qdqspec: {settings.backend}{at}, {threads}, mode {settings.mode}, {cache}"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Report a case after its last check."""
     result = yield
-    hooks.finish_check(item)
+    if isinstance(item, CheckItem):
+        name, left = state.name_of(item.case), state.state_of(item.config).unfinished
+        left[name] -= 1
+        if not left[name]:
+            hooks.finish_cases(item.config, name)
     return result
 
 
@@ -85,7 +121,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Print verdicts and input errors without a traceback, and place skips in the spec."""
     report = yield
-    if isinstance(item, collect.CheckItem) and call.excinfo is not None:
+    if isinstance(item, CheckItem) and call.excinfo is not None:
         path, line, _ = item.reportinfo()
         error = call.excinfo.value
         if isinstance(error, pytest.skip.Exception):

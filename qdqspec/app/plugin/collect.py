@@ -10,41 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.app.cases import is_spec, load_cases
+from qdqspec.app.cases import load_cases
 from qdqspec.app.plugin._compat import DataModule
 from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
 from qdqspec.app.plugin.state import settings_of
 from qdqspec.errors import SpecError
 from qdqspec.types import Case, CheckSpec, Data
 
-PYTHON_SPECS = "spec_*.py"
 # a conftest may replace these fixtures
 _CHANGING = ("qdq_model", "qdq_calibration", "qdq_metrics", "qdq_data")
-
-
-def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The collector of a file: a spec by its name, or a ``spec_*.py`` module."""
-    if is_spec(path):
-        return SpecFile.from_parent(parent, path=path)
-    if not fnmatch(path.name, PYTHON_SPECS):
-        return None
-    patterns = parent.config.getini("python_files")
-    # pytest collects such a file anyway, and calls `module_for`
-    if parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns):
-        return None
-    return PythonSpecFile.from_parent(parent, path=path)
-
-
-def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """The collector of a ``spec_*.py`` that pytest itself collects: its specs along with its tests."""
-    return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
 
 
 class _Explained(pytest.Collector):
@@ -176,8 +156,8 @@ class CheckItem(pytest.Function):
         return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
 
 
-def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
-    """List the cases of the selected checks that run as their specs state: not skipped, and not changed by fixtures."""
+def unchanged_cases(items: Sequence[pytest.Item]) -> Iterator[Case]:
+    """The cases of the selected checks that run as their specs state: not skipped, and not changed by fixtures."""
     found: dict[str, Case] = {}
     for item in items:
         if not isinstance(item, CheckItem) or item.case.skipping.unless or item.get_closest_marker("skip"):
@@ -185,4 +165,4 @@ def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
         defined = item._fixtureinfo.name2fixturedefs  # noqa: SLF001
         if all(len(defined.get(name, ())) <= 1 for name in _CHANGING):
             found.setdefault(item.nodeid.rpartition("::")[0], item.case)
-    return tuple(found.values())
+    yield from found.values()

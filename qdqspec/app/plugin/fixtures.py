@@ -18,6 +18,7 @@ import pytest
 
 from qdqspec._core.units import origin_text
 from qdqspec.app.cases import find_case
+from qdqspec.app.cluster import open_session
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
 from qdqspec.app.plugin.run import show_progress
@@ -55,15 +56,9 @@ def qdq_session(
 ) -> Iterator[Session]:
     """The session that tunes, measures and judges; one a run (and one a worker of pytest-xdist)."""
     settings = replace(settings_of(pytestconfig), backend=qdq_backend)
-    session: Session
-    if settings.cluster is not None and settings.mode != "plan":
-        from qdqspec.app.cluster.session import ClusterSession
-
-        session = ClusterSession(settings, expected=unchanged_cases(request.session.items))
-    else:
-        from qdqspec.app.session import Session
-
-        session = Session(settings, device_key=partial(device_key, pytestconfig))
+    session = open_session(
+        settings, unchanged_cases(request.session.items), device_key=partial(device_key, pytestconfig)
+    )
     state_of(pytestconfig).add_session(session)
     yield session
     session.close()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.state import CaseName, name_of, state_of
 from qdqspec.errors import ConfigError
 from qdqspec.types import CaseRecord, DeviceKey, RunRecord
@@ -46,15 +45,6 @@ def pytest_qdq_device_key(config: pytest.Config, device: DeviceKey) -> str | Non
 
 
 # ---- calls ---------------------------------------------------------------------------------------
-
-
-def finish_check(item: pytest.Item) -> None:
-    """Call `pytest_qdq_case_finished` if this was the last check of its case."""
-    if isinstance(item, CheckItem):
-        name, left = name_of(item.case), state_of(item.config).unfinished
-        left[name] -= 1
-        if not left[name]:
-            finish_cases(item.config, name)
 
 
 def finish_cases(config: pytest.Config, only: CaseName | None = None) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,10 +18,9 @@ import pytest
 
 from qdqspec._core.config import OPTIONS, Settings, flags_given, load_settings
 from qdqspec._core.records import from_data, to_data
-from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cases import find_specs, is_spec, load_cases
 from qdqspec.app.plugin._compat import is_worker
-from qdqspec.errors import ConfigError, OutputError, QdqspecError
+from qdqspec.errors import OutputError, QdqspecError
 from qdqspec.types import Case, CaseRecord, Evidence, RunRecord
 
 if TYPE_CHECKING:
@@ -39,16 +38,6 @@ CaseName: TypeAlias = tuple[str, str]  # of a spec and a case
 
 
 # ---- settings ------------------------------------------------------------------------------------
-
-
-def refuse_unknown_options(words: Sequence[str]) -> None:
-    """Raise `pytest.UsageError` for a ``--qdq-*`` option that does not exist, naming the closest one."""
-    known = [f"--qdq-{option.name}" for option in OPTIONS]
-    given = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
-    unknown = [name for name in given if name.startswith("--qdq-") and name not in known]
-    if unknown:
-        problems = "; ".join(f"unknown option '{name}'{did_you_mean(name, known)}" for name in unknown)
-        raise pytest.UsageError(f"{problems}\n  all options: pytest --help, group qdqspec")
 
 
 def asked_for(config: pytest.Config) -> bool:
@@ -78,20 +67,6 @@ def settings_of(config: pytest.Config) -> Settings:
         config.rootpath, flags=flags, configured=configured, cwd=config.invocation_params.dir
     )
     return config.stash[_SETTINGS]
-
-
-def refuse_wrong_options(config: pytest.Config) -> None:
-    """Reject a ``--qdq-*`` option with an invalid value before collection."""
-    if not asked_for(config):
-        return
-    try:
-        settings = settings_of(config)
-        if settings.report:
-            from qdqspec.app.report.write import refuse_unknown_formats
-
-            refuse_unknown_formats(settings.report)
-    except ConfigError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 # ---- state ---------------------------------------------------------------------------------------

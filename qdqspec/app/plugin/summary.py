@@ -1,4 +1,4 @@
-"""The header, the end and the summary of a run: reports, and the baselines that ``--qdq-update`` requests.
+"""The end and the summary of a run: reports, and the baselines that ``--qdq-update`` requests.
 
 `qdqspec.app.report` loads only if something was judged. Workers of pytest-xdist measure, the controller writes each
 file once. A baseline entry counts as obsolete only if all checks of its spec were selected.
@@ -23,18 +23,6 @@ from qdqspec.app.plugin.hooks import modified_record
 from qdqspec.app.plugin.state import asked_for, settings_of, state_of
 from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord
-
-
-def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    """One line with backend and device; nothing in a run without specs and ``--qdq-*`` options."""
-    has_checks = any(isinstance(item, CheckItem) for item in items)
-    if not (has_checks or asked_for(config)) or config.get_verbosity() < 0:
-        return None
-    settings = settings_of(config)
-    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
-    cache = "no cache" if settings.no_cache else f"cache {path_from_start(settings.cache_dir, config)}"
-    at = "" if settings.cluster is None else f" at {settings.cluster}"
-    return f"qdqspec: {settings.backend}{at}, {threads}, mode {settings.mode}, {cache}"
 
 
 def compare_runtimes(config: pytest.Config) -> None:

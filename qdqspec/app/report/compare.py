@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.records import to_data
 from qdqspec._core.units import (
     count_text,
     db_text,
@@ -85,7 +84,22 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
     if not common:
         raise StateError("the runs have no case in common", cure="compare two runs of the same specs")
     for name in common:
-        _refuse_unlike(name, left[name], right[name])
+        one, other = left[name], right[name]
+        unlike = [
+            f"{what} of {plain(name)} is {plain(here)} in A and {plain(there)} in B"
+            for what, here, there in (
+                ("device", one.device.key, other.device.key),
+                ("backend", one.target, other.target),
+            )
+            if here != there
+        ]
+        if one.latency and other.latency and one.latency.clock != other.latency.clock:
+            unlike.append(f"{plain(name)} was timed on two clocks")
+        if unlike:
+            raise StateError(
+                f"the runs are not comparable: {unlike[0]}",
+                cure="compare runs of one backend on one device, with the same --qdq-threads",
+            )
     cases = [_compare_case(name, left[name], right[name]) for name in common]
     return Comparison(
         device=left[common[0]].device.key,
@@ -151,24 +165,6 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
         "only_in_a": list(comparison.only_before),
         "only_in_b": list(comparison.only_after),
     }
-
-
-def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
-    unlike = [
-        f"{what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B"
-        for what, left, right in (
-            ("device", before.device.key, after.device.key),
-            ("backend", before.target, after.target),
-        )
-        if left != right
-    ]
-    if before.latency and after.latency and before.latency.clock != after.latency.clock:
-        unlike.append(f"{plain(name)} was timed on two clocks")
-    if unlike:
-        raise StateError(
-            f"the runs are not comparable: {unlike[0]}",
-            cure="compare runs of one backend on one device, with the same --qdq-threads",
-        )
 
 
 def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
@@ -315,11 +311,6 @@ def _model_text(model: RuntimeModel) -> str:
 
 
 # ---- two versions of a runtime -------------------------------------------------------------------
-
-
-def upgrade_to_json(check: UpgradeCheck) -> dict[str, Any]:
-    """The check as data; times are in milliseconds, ratios have their 95 % interval."""
-    return {"schema_version": UPGRADE_SCHEMA_VERSION, "passed": check.passed, **to_data(check)}
 
 
 def upgrade_text(check: UpgradeCheck) -> str:

@@ -313,31 +313,18 @@ def advice(engine: ExplainedEngine) -> list[str]:
     weighted = [m for m in floats if ops_in(m.nodes, engine) & WEIGHTED_OPS and m not in pools]
     refused = [m for m in weighted if engine.reads_alone(m)]
     left = [m for m in weighted if m not in refused]
-    found = []
-    if adds:
-        found.append(
-            f"Not fused: {len(adds)} Q after an Add that writes floats because its skip input is float "
-            f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
-        )
-    if pools:
-        found.append(
-            f"Not fused: {len(pools)} Q after a pool that runs in floats ({_names(pools)}): put the Q before the pool."
-        )
-    if left:
-        found.append(
-            f"Not fused: {len(left)} Q after kernels left in float ({_names(left)}): quantize their inputs too."
-        )
-    if refused:
-        still = (
-            "kernel between DQ and Q still runs"
-            if len(refused) == 1
-            else "kernels between DQ and Q still run"
-        )
-        found.append(
-            f"{len(refused)} {still} in float ({_names(refused)}): "
-            "the runtime has no integer kernel for these types, zero points or shapes."
-        )
-    return found
+    run = "kernel between DQ and Q still runs" if len(refused) == 1 else "kernels between DQ and Q still run"
+    causes = (
+        (adds, "Not fused: {} Q after an Add that writes floats because its skip input is float",
+            "quantize the skip input of these Adds, and not the branch of the convolution"),
+        (pools, "Not fused: {} Q after a pool that runs in floats", "put the Q before the pool"),
+        (left, "Not fused: {} Q after kernels left in float", "quantize their inputs too"),
+        (refused, f"{{}} {run} in float",
+            "the runtime has no integer kernel for these types, zero points or shapes"),
+    )  # fmt: skip
+    return [
+        f"{where.format(len(found))} ({_names(found)}): {what}." for found, where, what in causes if found
+    ]
 
 
 def caveat(comparison: EngineComparison) -> str:
@@ -425,9 +412,7 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
         "milliseconds_of": spent if timed else dict.fromkeys(spent),
         "share_of": {name: ms / engine.sum_ms if engine.sum_ms else None for name, ms in spent.items()},
         "advice": advice(engine),
-        "kernels": len(engine.kernels),
-        "integer_kernels": len(engine.integer),
-        "float_writers": len(engine.float_writers),
+        **{name: len(parts[name]) for name in ("kernels", "integer_kernels", "float_writers")},
         "heavy_in_float": [node for node, integer in engine.heavy.items() if not integer],
         **{
             name: [_layer_json(layer, timed) for layer in parts[name]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -137,68 +137,61 @@ def checks_table(case: CaseRecord) -> Table:
     )
 
 
-def advice_rows(case: CaseRecord) -> list[tuple[str, str]]:
+def advice_rows(case: CaseRecord) -> Iterator[tuple[str, str]]:
     """Id and advice of the checks that have any; of a check that was not judged, the whole error with its advice."""
-    rows = []
     for result in case.results:
         errors = [section.text for section in result.verdict.sections if section.title == ERROR_TITLE]
         text = result.verdict.advice
         if errors:
             text = "; ".join(line.strip() for line in errors[0].splitlines())
         if text := plain(text, LONG):
-            rows.append((plain(result.id, 60), text))
-    return rows
+            yield plain(result.id, 60), text
 
 
-def case_facts(case: CaseRecord) -> list[tuple[str, str]]:
+def case_facts(case: CaseRecord) -> Iterator[tuple[str, str]]:
     """Facts of a case: device, model, search, size."""
-    found, search = case.evidence, case.evidence.search
-    model = plain(found.case.model.name)
+    found, model = case.evidence, plain(case.evidence.case.model.name)
+    yield "target", plain(found.target)
     if found.skipped:
-        return [("target", plain(found.target)), ("model", model)]
-    facts = [
-        ("target", plain(found.target)),
-        ("device", plain(found.device.key)),
-        *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
-        ("model", f"{model} (sha256 {plain(found.model_sha256[:12])})"),
-    ]
+        yield "model", model
+        return
+    yield "device", plain(found.device.key)
+    for name, value in sorted(found.device.details.items()):
+        yield plain(name, 60), plain(value, 120)
+    yield "model", f"{model} (sha256 {plain(found.model_sha256[:12])})"
     reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
     if reference and tuned:
-        change = percent_text(tuned / reference - 1)
-        facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
-    if search is not None:
-        facts += _search_facts(search)
-    return facts
+        yield "size", f"{size_text(reference)} to {size_text(tuned)} ({percent_text(tuned / reference - 1)})"
+    if found.search is not None:
+        yield from _search_facts(found.search)
 
 
-def _search_facts(search: SearchResult) -> list[tuple[str, str]]:
+def _search_facts(search: SearchResult) -> Iterator[tuple[str, str]]:
     spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
-    structure = f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}"
-    facts = [
-        ("strategy", plain(search.strategy)),
-        ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
-    ]
+    yield "strategy", plain(search.strategy)
+    yield "candidates", f"{search.built} built, {search.failed} failed, in {spent}"
     if search.ended:
-        facts.append(("end", plain(search.ended)))
+        yield "end", plain(search.ended)
     if coverage := search.coverage:
         text = (
             f"{share_text(coverage.share)} of {coverage.multiplications / 1e6:,.1f} million multiplications"
         )
         if coverage.kernels:
             text += f", {coverage.conversions} of {count_text(coverage.kernels, 'kernel')} only convert"
-        facts.append(("covered", f"{text}; nothing was timed"))
+        yield "covered", f"{text}; nothing was timed"
     if search.float_runs:
-        facts.append(("search cost", f"{search.float_runs:,.0f} runs of the reference"))
-    facts.append(("model structure", structure))
+        yield "search cost", f"{search.float_runs:,.0f} runs of the reference"
+    regions, patterns = count_text(search.regions, "region"), count_text(search.patterns, "pattern")
+    yield "model structure", f"{regions} of {patterns}"
     if bound := search.accuracy:
         values = (bound.least, bound.reference, bound.selected)
         least, reference, selected = (metric_text(bound.metric, value) for value in values)
         scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
         text = f"at least {least} (reference {reference}), selected {selected}; {scored}"
-        facts.append((f"held to {plain(bound.metric, 40)}", text))
+        yield f"held to {plain(bound.metric, 40)}", text
     if search.coverage is None:
-        facts.append(("smallest difference that counts", f"{100 * search.eps:.1f} %"))
-    return [*facts, ("scheme", plain(search.winner.digest))]
+        yield "smallest difference that counts", f"{100 * search.eps:.1f} %"
+    yield "scheme", plain(search.winner.digest)
 
 
 # ---- tables of a case ----------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
@@ -81,6 +80,7 @@ class RecordPart(BaseModel):
 
 
 _Part = TypeVar("_Part", bound=type[RecordPart])
+_AnyPart = TypeVar("_AnyPart", bound=RecordPart)
 _Record = TypeVar("_Record")
 
 
@@ -417,23 +417,19 @@ def _redacted(data: dict[str, Any], evidence: Evidence | None) -> dict[str, Any]
 
 def record_from_json(data: object) -> RunRecord:
     """The run record of JSON data. Raises `StateError` if the data is damaged or not a run record."""
-    part = _part(RunPart, data, "run record")
-    with _damage("run record"):
-        cases = tuple(_case_from_part(case) for case in part.cases)
-    return RunRecord(
-        version=part.qdqspec,
-        started=part.started,
-        seconds=part.seconds,
-        cases=cases,
-        runtimes=part.runtimes,
-    )
+    if isinstance(data, dict) and "case" in data:
+        raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
+
+    def convert(part: RunPart) -> RunRecord:
+        cases = tuple(map(_case_from_part, part.cases))
+        return record_of(RunRecord, part, version=part.qdqspec, cases=cases)
+
+    return _validated(RunPart, data, "run record", convert)
 
 
 def case_from_json(data: object) -> CaseRecord:
     """The case of a ``result.json``. Raises `StateError` if the data is damaged or not a case record."""
-    part = _part(CasePart, data, "case record")
-    with _damage("case record"):
-        return _case_from_part(part)
+    return _validated(CasePart, data, "case record", _case_from_part)
 
 
 def read_record(path: Path) -> RunRecord:
@@ -459,25 +455,16 @@ def _read(path: Path, parse: Callable[[object], _Record], absent: str, damaged: 
         raise StateError(error.what, where=path, cure=damaged) from None
 
 
-_AnyPart = TypeVar("_AnyPart", "RunPart", "CasePart")
-
-
-def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
+def _validated(
+    layout: type[_AnyPart], data: object, name: str, convert: Callable[[_AnyPart], _Record]
+) -> _Record:
+    """The record of valid data. Raises the first error as a `StateError`."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         found = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
         raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {found}", cure=_AGAIN)
-    if layout is RunPart and isinstance(data, dict) and "case" in data:
-        raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
-    with _damage(name):
-        return layout.model_validate(data)
-
-
-@contextmanager
-def _damage(name: str) -> Iterator[None]:
-    """Raise the first validation error as a `StateError`."""
     try:
-        yield
+        return convert(layout.model_validate(data))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"])) or "the whole"

@@ -136,15 +136,13 @@ def shown_columns(cases: Sequence[CaseRecord]) -> list[Column[CaseRecord]]:
     """The columns with a value in some case; the backend is a column only if the measured cases differ in it."""
     several = len({case.evidence.target for case in cases if not case.evidence.skipped}) > 1
     cells = {id(case): _cells(case, plain(name, _NAME_WIDTH)) for case, name in named_cases(cases)}
-    if not several:
-        cells = {key: {**own, "backend": ""} for key, own in cells.items()}
 
     def column(title: str, align: str = "left", rank: int = 0) -> Column[CaseRecord]:
-        return Column(title, lambda case: cells[id(case)][title], align, rank)
+        return Column(title, lambda case: cells[id(case)].get(title, ""), align, rank)
 
     columns = [
         column("case"),
-        column("backend", rank=4),
+        *([column("backend", rank=4)] if several else []),
         column("ref ms", RIGHT, 2),
         column("tuned ms", RIGHT, 2),
         column("speed-up"),
@@ -201,11 +199,11 @@ def _cells(case: CaseRecord, name: str) -> dict[str, str]:
         "figures": ", ".join(figures),
         "checks": ", ".join(checks),
     }
-    if search is None:
-        return {**cells, "covered": "", "built": "", "pairs": ""}
-    built = f"{search.built} of {search.total}" if search.failed else str(search.built)
-    covered = known(lambda coverage: share_text(coverage.share), search.coverage)
-    return {**cells, "covered": covered, "built": built, "pairs": str(search.winner.pairs)}
+    if search is not None:
+        cells["covered"] = known(lambda coverage: share_text(coverage.share), search.coverage)
+        cells["built"] = f"{search.built} of {search.total}" if search.failed else str(search.built)
+        cells["pairs"] = str(search.winner.pairs)
+    return cells
 
 
 def named_cases(cases: Sequence[CaseRecord]) -> list[tuple[CaseRecord, str]]:

@@ -14,7 +14,7 @@ import other_fake
 import pytest
 from stand_ins import simulate_times
 
-from qdqspec.app.cli.asked import GROUPS
+from qdqspec.app.cli.tune import GROUPS
 from qdqspec.app.session.result import Plan
 from qdqspec.errors import BackendError, DataError
 from qdqspec.spec.inline import AskedWithStrategy, inline_case

@@ -16,7 +16,7 @@ import pytest
 from graph_text import saved
 
 import qdqspec.app.cli as cli
-from qdqspec.app.cli.asked import equivalents
+from qdqspec.app.cli.tune import equivalents
 
 # A worker runs until it is stopped, and has no JSON.
 VERBS = sorted(cli.parsers()[1].keys() - {"worker"})

@@ -63,12 +63,11 @@ def _characters(table: Table) -> int:
     return sum(max(map(len, cells)) for cells in columns)
 
 
-def _printable(value: object) -> object:
-    """Text without control characters; markup is left as it is."""
-    return plain(value) if type(value) is str else value
-
-
-_environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, finalize=_printable)
+_environment = Environment(
+    loader=FileSystemLoader(_FOLDER),
+    autoescape=True,
+    finalize=lambda value: plain(value) if type(value) is str else value,  # markup is left as it is
+)
 _environment.globals.update(
     SYMBOLS=_SYMBOLS,
     MAX_ROWS=facts.MAX_ROWS,
