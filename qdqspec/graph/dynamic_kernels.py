@@ -136,10 +136,8 @@ class _Lowering:
         """Whether it adds two computed float tensors for a normalization."""
         if node.op_type != "Add" or not is_default(node) or node.output[0] not in self._normalized:
             return False
-        makers = map(self._producer.get, node.input)
-        return not any(name in self._constants for name in node.input) and not any(
-            maker is not None and maker.op_type == "DequantizeLinear" for maker in makers
-        )
+        kinds = [maker.op_type for name in node.input if (maker := self._producer.get(name)) is not None]
+        return "DequantizeLinear" not in kinds and self._constants.keys().isdisjoint(node.input)
 
     def _find_weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
         """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel, of LSTM also in blocks."""

@@ -251,7 +251,7 @@ class Model:
         light.functions.extend(meanings(light))
         with suppress(Exception):  # inference is best effort: unknown tensors are not offered
             light = shape_inference.infer_shapes(light, data_prop=True)
-        for scope in find_scopes(light).all if self.has_bodies else (None,):
+        for scope in find_scopes(light) if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph
             unique = str if scope is None else scope.unique
             weights = {unique(t.name): t for t in graph.initializer}
