@@ -11,6 +11,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -382,7 +383,7 @@ class _Raising:
             return known
         first = inputs[0].removesuffix("_quantized")
         output, name = self._free(f"{first}_dequantized"), self._free(f"{first}_DequantizeLinear")
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         attributes |= {"block_size": block} if block else {}
         node = helper.make_node("DequantizeLinear", inputs, [output], name, **attributes)
         if carried:

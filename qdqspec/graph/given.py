@@ -22,7 +22,7 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, list_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.inlining import fix_inputs, inlined
-from qdqspec.graph.model import QDQ_OPS, Model, Node, allows, load_model, shape_text
+from qdqspec.graph.model import QDQ_OPS, Model, allows, load_model, shape_text
 from qdqspec.graph.ops import RANDOM, is_constant_node, is_default, is_fused_attention
 from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill, without_weights
 from qdqspec.graph.storage import save_model, tensor_bytes
@@ -206,14 +206,12 @@ def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
         return model
     proto = copy_model(model.proto)
     for output in (output for output in proto.graph.output if output.name in shapes):
-        shape, before = shapes[output.name], onnx.TensorShapeProto()
-        before.CopyFrom(output.type.tensor_type.shape)
-        output.type.tensor_type.ClearField("shape")
-        output.type.tensor_type.shape.SetInParent()
-        for number, size in enumerate(shape):
-            dim = output.type.tensor_type.shape.dim.add()
-            if len(before.dim) == len(shape) and before.dim[number].dim_value in (0, size):
-                dim.CopyFrom(before.dim[number])
+        shape, dims = shapes[output.name], output.type.tensor_type.shape.dim
+        if len(dims) != len(shape):
+            refill(dims, [onnx.TensorShapeProto.Dimension() for _ in shape])
+        for dim, size in zip(dims, shape, strict=True):
+            if dim.dim_value not in (0, size):
+                dim.Clear()
     return OwnCopy(model, proto, fixed=fixed_in(model), notes=notes)
 
 
@@ -269,14 +267,14 @@ def cautions(model: Model) -> Iterator[str]:
 
 def random_nodes(model: Model) -> list[str]:
     """The names of nodes that draw random numbers in each run."""
-
-    def is_random(node: Node) -> bool:
-        if not is_default(node) or node.op_type != "Dropout":
-            return is_default(node) and node.op_type in RANDOM
-        mode = node.input_at(_TRAINS)  # decides since opset 12, and a computed one may change
-        return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
-
-    return [node.name for node in model.nodes if is_random(node)]
+    found = []
+    for node in filter(is_default, model.nodes):
+        # an input decides on Dropout since opset 12, and a computed one may change
+        mode = node.input_at(_TRAINS) if node.op_type == "Dropout" else ""
+        trains = mode and (mode not in model.constants or model.array(mode).any())
+        if trains or node.op_type in RANDOM:
+            found.append(node.name)
+    return found
 
 
 def _listed(names: list[str]) -> str:

@@ -98,25 +98,19 @@ def _insert_products(
         branch = of_reader.get((node.input[0], name)) if node.input else None
         if branch is not None:
             if branch not in made:
-                inputs = [branch.tensor, branch.factors]
+                inputs, factor = [branch.tensor, branch.factors], factors[branch.factors]
                 nodes.append(helper.make_node("Mul", inputs, [branch.product], name=branch.product))
-                proto.graph.initializer.append(
-                    numpy_helper.from_array(factors[branch.factors], branch.factors)
-                )
+                proto.graph.initializer.append(numpy_helper.from_array(factor, branch.factors))
                 made.add(branch)
             node.input[0] = branch.product
         nodes.append(node)
     refill(proto.graph.node, nodes)
 
 
-def branches_of(model: Model) -> tuple[Equalization, ...]:
-    """The changes of a model whose factors are in inserted products."""
-    return tuple(change for change in held_equalizations(model.flat) if change.branch is not None)
-
-
-def products_of(model: Model) -> frozenset[str]:
-    """The names of the products that are inserted in a model."""
-    return frozenset(change.branch.product for change in branches_of(model) if change.branch is not None)
+def branches_of(model: Model) -> dict[str, Equalization]:
+    """The changes of a model whose factors are in inserted products, by the names of the products."""
+    held = held_equalizations(model.flat)
+    return {change.branch.product: change for change in held if change.branch is not None}
 
 
 def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
@@ -135,11 +129,7 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
     before = _replace_constants(proto, new)
     refill(before.metadata_props, [prop for prop in before.metadata_props if prop.key != EQUALIZED])
     branches = [change.branch for change in changes if change.branch is not None]
-    if not branches:
-        return before
-    tensors = {
-        branch.product: branch.tensor for branch in branches
-    }  # which the readers of the products read again
+    tensors = {branch.product: branch.tensor for branch in branches}  # which their readers read again
     factors = {branch.factors for branch in branches}
     graph = before.graph
     nodes = [node for node in graph.node if not (node.output and node.output[0] in tensors)]

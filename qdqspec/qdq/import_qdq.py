@@ -22,7 +22,7 @@ from qdqspec.qdq.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.formats import NumberFormat, format_stored_as
 from qdqspec.qdq.match import fit_pairs, positions
 from qdqspec.qdq.pair_numbers import Numbers
-from qdqspec.qdq.quantizer import MOST_STEPS, rounding_text
+from qdqspec.qdq.quantizer import MOST_STEPS, packed
 from qdqspec.qdq.scales import quantize
 from qdqspec.qdq.scheme_file import params_of
 from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
@@ -49,14 +49,6 @@ class Imported:
     notes: tuple[str, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
     is_converted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A placement for one float model, and notes on the sites that do not fit it."""
-
-    placement: Placement
-    notes: tuple[str, ...] = ()
 
 
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
@@ -111,16 +103,15 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     )
 
 
-def placement_for(model: Model, quantized: Model) -> Fitted:
-    """The placement of a quantized model as a placement of ``model``, its float original or a similar one.
+def placement_for(model: Model, quantized: Model) -> tuple[Placement, tuple[str, ...]]:
+    """The placement of a quantized model for ``model``, its float original or a similar one, and notes on other sites.
 
     Sites are matched by the nodes that read them, because tools rename tensors. For warm starts: a search
     calibrates again, so that the numbers are not needed.
     """
     imported = import_placement(quantized, model)
     fitted = fit_pairs(model, imported.pairs, imported.positions, with_numbers=False)
-    notes = (*imported.notes, *_group_notes(fitted.reasons.items(), most=3))
-    return Fitted(placement=fitted.placement, notes=notes)
+    return fitted.placement, (*imported.notes, *_group_notes(fitted.reasons.items(), most=3))
 
 
 def _explain_inexpressible(pair: FoundPair) -> str:
@@ -182,9 +173,10 @@ def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[Pl
     stored = model.array(pair.quantized)
     weight = floats.of(pair.tensor).astype(np.float32, copy=False)
     nearest = quantize(weight, params_of(placed, weight.shape))
-    steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
+    apart = stored.astype(np.float64) - nearest.astype(np.float64)
+    steps = math.ceil(np.abs(apart).max(initial=0))
     if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
-        return replace(placed, rounding=rounding_text(stored, nearest)), 0
+        return replace(placed, rounding=packed(apart.astype(np.int8))), 0
     return placed, steps
 
 

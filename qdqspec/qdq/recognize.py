@@ -99,7 +99,14 @@ class Recognition:
         elif not is_constant(self.model, node.inputs):
             reason = "has a scale or zero point that is computed"
         else:
-            self._take_weight(node)
+            name = self.weights.name(node)
+            if name != node.outputs[0]:
+                self.alias[node.outputs[0]] = name
+            if name == node.outputs[0] or name not in self.model.constants:
+                if name not in self.floats:
+                    self.floats[name] = node
+                    self.weights.note(node, name)
+                self._stored.setdefault(name, []).append(source)
         if reason:
             self.left.setdefault(reason, []).append(node.name)
         else:
@@ -147,17 +154,6 @@ class Recognition:
         maker = self.model.producer.get(before)
         scope = "" if maker is None else maker.scope
         return any(reader.is_marker and reader.scope != scope for reader in readers)
-
-    def _take_weight(self, node: Node) -> None:
-        name = self.weights.name(node)
-        if name != node.outputs[0]:
-            self.alias[node.outputs[0]] = name
-            if name in self.model.constants:
-                return
-        if name not in self.floats:
-            self.floats[name] = node
-            self.weights.note(node, name)
-        self._stored.setdefault(name, []).append(node.inputs[0])
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
@@ -354,11 +350,8 @@ class FloatWeights:
         the integer tensor's name without the suffix ``_quantized``; else the node's output.
         """
         model, output, stored = self.model, node.outputs[0], node.inputs[0]
-        name = (
-            metadata(node.proto, CARRIED)
-            or self._name_in_reference(node)
-            or stored.removesuffix("_quantized")
-        )
+        known_name = metadata(node.proto, CARRIED) or self._name_in_reference(node)
+        name = known_name or stored.removesuffix("_quantized")
         if output in model.outputs or name == stored:
             return output
         known = model.constants.get(name)

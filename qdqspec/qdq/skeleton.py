@@ -56,9 +56,7 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
     Inner tensors are identified by their producers, not by name.
     """
-    folded: tuple[
-        str, ...
-    ] = ()  # in one model, if the other one has folded its nodes and computed its weights
+    folded = tuple[str, ...]()  # in one model, if the other one has folded its nodes and computed its weights
     if (part := folded_like(a, b)) is not None:
         a, folded = part.model, part.missing
     elif (part := folded_like(b, a)) is not None:

@@ -31,7 +31,7 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.storage import tensor_bytes
 from qdqspec.graph.trt import DOMAIN, is_pair_op
-from qdqspec.qdq.equalize import products_of, restored
+from qdqspec.qdq.equalize import branches_of, restored
 from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised
 from qdqspec.qdq.pair_numbers import Numbers, is_op, makes_scale, read_numbers
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
@@ -131,7 +131,7 @@ def strip_with_parts(
     found = recognize(model, expected, activations=activations)
     work = _Stripping(found)
     stripped = Model(work.build(), path=model.path)
-    products = products_of(model) - stripped.by_name.keys()
+    products = branches_of(model).keys() - stripped.by_name.keys()
     origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}

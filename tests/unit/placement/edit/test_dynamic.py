@@ -188,7 +188,8 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
 def test_diff_reports_tensors_quantized_at_run_time() -> None:
     model = MODELS["products"]()
     found = diff_models(model, Model(_inserted(model)))
-    is_dynamic = {pair.tensor: pair.after.dynamic for pair in found.added if pair.after}
+    numbers = {pair.tensor: pair.after.numbers for pair in found.added if pair.after}
+    is_dynamic = {tensor: known is not None and known.dynamic for tensor, known in numbers.items()}
     assert is_dynamic == {"x": True, "w0": False, "w1": False}
     assert not found.skeleton.differs
 

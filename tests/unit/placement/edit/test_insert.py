@@ -186,11 +186,11 @@ def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
     """Quantization tools can add or reorder outputs."""
     model, quantized = conv_model(), inserted(conv_model(), site("y", OUTPUT))
     more = conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
-    assert placement_for(more, quantized).placement.sites == {site("y", ("", 1))}
+    assert placement_for(more, quantized)[0].sites == {site("y", ("", 1))}
     without = conv_model(
         CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {")
     )
-    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized).notes
+    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized)[1]
     assert not diff_models(model, quantized).added[0].before
     assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
 

@@ -17,7 +17,7 @@ from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.quantizer import Quantizer, rounding_text
+from qdqspec.qdq.quantizer import Quantizer, packed
 from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
@@ -150,7 +150,7 @@ def shorten(site: dict[str, Any]) -> None:
 
 
 def round_three(site: dict[str, Any]) -> None:
-    site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
+    site["rounding"] = packed(np.ones(3, np.int8))
 
 
 def damage_rounding(site: dict[str, Any]) -> None:
