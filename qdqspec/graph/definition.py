@@ -102,13 +102,12 @@ def as_defined(model: Model) -> onnx.ModelProto:
     if not any(_is_defined(node.proto) for node in model.nodes):
         return model.proto
     proto = copy_model(model.proto)
-    base = None if model.path is None else model.path.parent
     known: dict[str, TensorProto] = {}
     # runtimes refuse a new name that two graphs have
     taken = {name for graph in all_graphs(proto.graph) for name in names_in(graph)}
     for graph in all_graphs(proto.graph):
         known |= constants_of(graph)
-        _Rewriting(graph, known, base, taken).run()
+        _Rewriting(graph, known, model.folder, taken).run()
     return proto
 
 

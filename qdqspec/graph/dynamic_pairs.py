@@ -34,12 +34,11 @@ from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
     copied,
-    copy_model,
     metadata,
-    names_read_inside,
     padded_inputs,
     refill,
     trimmed_inputs,
+    without_unread,
 )
 
 _READ = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM, "Gather", "Sum"})
@@ -92,23 +91,14 @@ class _Raising:
             for node in self._model.nodes
             for new in self._instead.get(node.index, () if node.index in self._removed else (node.proto,))
         ]
-        touched = {name for node in old for name in node.input}
-        read = {*self._model.outputs}
-        kept = list[onnx.NodeProto]()
-        for node in reversed(nodes):
-            if touched.isdisjoint(node.output) or not read.isdisjoint(node.output):
-                kept.append(node)
-                read.update((*node.input, *names_read_inside(node)))
-            else:  # only the kernels read it: products of scales, transposed weights, biases in integers
-                touched.update(node.input)
-        proto = copy_model(flat, but={"node", "initializer"})
-        proto.graph.node.extend(reversed(kept))
-        weights = (t for t in flat.graph.initializer if t.name in read or t.name not in touched)
-        proto.graph.initializer.extend(self._changed.get(t.name, t) for t in weights)
+        # without products of scales, transposed weights, and biases in integers, which only the kernels read
+        proto = without_unread(flat, nodes, (name for node in old for name in node.input))
+        for tensor in proto.graph.initializer:
+            tensor.CopyFrom(self._changed.get(tensor.name, tensor))
         kernels = [node for node in old if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
-        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in kept):
+        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in proto.graph.node):
             # the domain was imported for the kernels alone
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != CONTRIBUTED])
         return proto
@@ -397,9 +387,9 @@ class _Raising:
         return None if found is None else found.proto
 
     def _find_only_reader(self, tensor: str) -> onnx.NodeProto | None:
-        readers = {end.node for end in self._model.consumers.get(tensor, ())}
+        readers = {node.index: node.proto for node in self._model.readers(tensor)}
         is_alone = len(readers) == 1 and tensor not in {*self._model.outputs, *self._model.subgraph_reads}
-        return self._model.by_name[readers.pop()].proto if is_alone else None
+        return next(iter(readers.values())) if is_alone else None
 
     def _find_other_operand(self, node: onnx.NodeProto, tensor: str) -> str | None:
         """The other operand of a node with two."""

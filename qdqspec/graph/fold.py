@@ -134,9 +134,6 @@ class _Folding:
         self._within = range(len(model.nodes)) if within is None else within
         returned = (t for node in model.nodes if node.is_marker for t in node.inputs if t)
         self._results = {*model.outputs, *returned}  # of the model and of bodies
-        self._fixed = {*model.constants}  # constants that no caller can replace
-        if model.proto.ir_version >= 4:  # from then on, an input may override its initializer
-            self._fixed -= {i.name for i in model.flat.graph.input}
         functions = {(f.domain, f.name) for f in model.proto.functions}
         for node in model.nodes:  # in graph order
             if not self._may(node) or (node.domain, node.op_type) in functions:
@@ -149,7 +146,7 @@ class _Folding:
         if within is None or self.removed:
             read = {t for node in model.nodes if node.index not in self.removed for t in node.inputs}
             read |= {*model.outputs, *model.subgraph_reads}
-            self.unread = (self._fixed & model.initializers.keys()) - read
+            self.unread = {*(model.fixed & model.initializers.keys()) - read}
 
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
@@ -163,7 +160,7 @@ class _Folding:
             and self._results.isdisjoint(node.outputs)
             and (
                 self._static_shape(node) is not None
-                or all(name in self.values or name in self._fixed for name in node.inputs if name)
+                or all(name in self.values or name in self._model.fixed for name in node.inputs if name)
             )
         )
 

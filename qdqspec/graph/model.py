@@ -31,7 +31,13 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
-from qdqspec.graph.protos import names_read_inside, opset_of, values_of_constants, without_weights
+from qdqspec.graph.protos import (
+    IR_WITH_FREE_INITIALIZERS,
+    names_read_inside,
+    opset_of,
+    values_of_constants,
+    without_weights,
+)
 from qdqspec.graph.storage import LARGE, array_of, read_light
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -154,6 +160,10 @@ class Model:
                     found.setdefault(tensor, []).append(Consumer(node.name, index))
         return {tensor: tuple(ends) for tensor, ends in found.items()}
 
+    def readers(self, tensor: str) -> tuple[Node, ...]:
+        """The nodes that read a tensor, each as often as it reads it."""
+        return tuple(self.by_name[end.node] for end in self.consumers.get(tensor, ()))
+
     @cached_property
     def bodies(self) -> dict[str, tuple[Node, ...]]:
         """For each node with bodies, the markers at the end of each body, which read the outputs of the body."""
@@ -215,8 +225,18 @@ class Model:
 
     def array(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor. The array is shared and must not be changed."""
-        base = self.path.parent if self.path else None
-        return array_of(self.constants[tensor], base)
+        return array_of(self.constants[tensor], self.folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that locations of external data are relative to."""
+        return None if self.path is None else self.path.parent
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """The constants that no caller can replace: from IR version 4 on, an input may override its initializer."""
+        fed = self.flat.graph.input if self.flat.ir_version >= IR_WITH_FREE_INITIALIZERS else ()
+        return frozenset(self.constants) - {port.name for port in fed}
 
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""

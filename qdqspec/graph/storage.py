@@ -76,10 +76,9 @@ def save_model(
         (folder / path.name).replace(path)
 
 
-def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. Raises `OutputError` as `save_model` does."""
     path = Path(path).absolute()
-    refuse_overwriting(path, inputs)
     _require_space(path)
     write_whole(path, text)
 

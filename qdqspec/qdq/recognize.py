@@ -75,9 +75,8 @@ class Recognition:
             if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
         for node in (node for node in self.model.nodes if is_op(node, "QuantizeLinear")):
-            ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
-            all_removed = all(self._is_removed(self.model.by_name[end.node]) for end in ends)
-            if all_removed and not any(map(self._is_read_outside, node.outputs)):
+            readers = (reader for output in node.outputs for reader in self.model.readers(output))
+            if all(map(self._is_removed, readers)) and not any(map(self._is_read_outside, node.outputs)):
                 self.removed.add(node.index)
             else:
                 self.left.setdefault("has an integer output that others read", []).append(node.name)
@@ -148,19 +147,15 @@ class Recognition:
 
     def _leaves_body(self, before: str, after: str) -> bool:
         """Whether a tensor is an output of a body, and its replacement is of another graph."""
-        if not self.model.has_bodies:
-            return False
-        readers = [self.model.by_name[end.node] for end in self.model.consumers.get(after, ())]
         maker = self.model.producer.get(before)
         scope = "" if maker is None else maker.scope
-        return any(reader.is_marker and reader.scope != scope for reader in readers)
+        return any(reader.is_marker and reader.scope != scope for reader in self.model.readers(after))
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
         if node.index in self.removed or not makes_scale(self.model, node.outputs[0]):
             return node.index in self.removed
-        ends = self.model.consumers[node.outputs[0]]
-        return all(self.model.by_name[end.node].index in self.removed for end in ends)
+        return all(reader.index in self.removed for reader in self.model.readers(node.outputs[0]))
 
     def _is_read_outside(self, tensor: str) -> bool:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
@@ -187,10 +182,8 @@ class Recognition:
                 work.extend(producer.inputs)
 
     def _is_unread(self, tensor: str) -> bool:
-        ends = self.model.consumers.get(tensor, ())
-        return not self._is_read_outside(tensor) and all(
-            self.model.by_name[e.node].index in self.removed for e in ends
-        )
+        is_removed = (reader.index in self.removed for reader in self.model.readers(tensor))
+        return not self._is_read_outside(tensor) and all(is_removed)
 
     def float_weight(self, name: str) -> TensorProto:
         """The float weight of that name. Computed on demand: all weights together are as large as the float model."""

@@ -320,12 +320,11 @@ def _have_same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model
         read.update((*node.input, *names_read_inside(node)))
     if not read.isdisjoint(its.keys() - mine.keys()):
         return False
-    base = None if reader.path is None else reader.path.parent
     for name, tensor in mine.items():
         same = its[name]
         if tensor != same and (
             (tensor.data_type, list(tensor.dims)) != (same.data_type, list(same.dims))
-            or tensor_bytes(tensor, base) != tensor_bytes(same, base)
+            or tensor_bytes(tensor, reader.folder) != tensor_bytes(same, reader.folder)
         ):
             return False
     nodes = (sorted(node.SerializeToString(deterministic=True) for node in g.node) for g in (left, right))
