@@ -233,7 +233,7 @@ class Model:
         return None if self.path is None else self.path.parent
 
     @cached_property
-    def fixed(self) -> frozenset[str]:
+    def fixed_constants(self) -> frozenset[str]:
         """The constants that no caller can replace: from IR version 4 on, an input may override its initializer."""
         fed = self.flat.graph.input if self.flat.ir_version >= IR_WITH_FREE_INITIALIZERS else ()
         return frozenset(self.constants) - {port.name for port in fed}

@@ -143,7 +143,7 @@ class _Function:
     """
 
     def __init__(self, model: Model, shown: Collection[str], group: tuple[str, ...], most_nodes: int) -> None:
-        self.model, self.group, fixed = model, group, model.fixed
+        self.model, self.group, fixed = model, group, model.fixed_constants
         self.nodes: list[onnx.NodeProto] = []
         same, made, read = {*self.group}, set[str](), set[str]()
         waiting = self._find_readers(self.group)

@@ -67,11 +67,6 @@ class Body:
     nodes: int
     regions: tuple[Region, ...]
 
-    @property
-    def placed(self) -> bool:
-        """Whether Q/DQ pairs are inserted in this graph."""
-        return self.kind == "body"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
@@ -208,7 +203,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
                 "name": body.name,
                 "kind": body.kind,
                 "nodes": body.nodes,
-                "placed": body.placed,
+                "placed": body.kind == "body",
                 "regions": listed(body.regions),
             }
             for body in inspection.bodies
@@ -335,7 +330,7 @@ def _write_bodies(inspection: Inspection, most: int) -> str:
         )
         for body in inspection.bodies
     ]
-    functions = any(not body.placed for body in inspection.bodies)
+    functions = any(body.kind == "function" for body in inspection.bodies)
     title = f"Bodies of If, Loop and Scan{' (nothing is placed in local functions)' if functions else ''}"
     return _write_table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
 

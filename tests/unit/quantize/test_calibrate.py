@@ -355,19 +355,6 @@ def test_invalid_values_are_an_error_with_their_place(tmp_path: Path, text: str 
     assert caught.value.cure
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: f"{HEADER}\na: ".encode() + end))
-def test_reading_any_bytes_returns_ranges_or_raises_one_error(tmp_path: Path, data: bytes):
-    found: dict[str, TensorRange] = {}
-    refused: DataError | None = None
-    try:
-        found = read_ranges(written(tmp_path, data))
-    except DataError as error:
-        refused = error
-    assert refused is None or (refused.cure and "\n" not in refused.what)
-    assert all(isinstance(span, TensorRange) for span in found.values())
-
-
 def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_an_error(tmp_path: Path):
     notes: list[str] = []
     path = written(tmp_path, '{"a": 1, "other": 2}')
