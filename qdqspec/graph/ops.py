@@ -161,6 +161,11 @@ def data_inputs(node: Node) -> tuple[int, ...]:
     return tuple([i for i in wanted if i < len(inputs) and inputs[i]])
 
 
+def summed_axis(node: Node) -> int:
+    """The axis of the two-dimensional weight of a MatMul or Gemm that products are summed over."""
+    return int(bool(node.attributes.get("transB", 0)))
+
+
 def has_floats(model: Model) -> bool:
     """Whether any tensor of it is stored or fed in float32."""
     kinds = {tensor.data_type for tensor in model.initializers.values()}

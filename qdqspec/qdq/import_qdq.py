@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from onnx import TensorProto
 
 from qdqspec._core.units import count_text, names_text
 from qdqspec.graph.conversion import converted_like, is_converted
@@ -19,7 +20,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
-from qdqspec.qdq.formats import NumberFormat, format_stored_as
+from qdqspec.qdq.formats import FORMATS, NumberFormat
 from qdqspec.qdq.match import fit_pairs, positions
 from qdqspec.qdq.pair_numbers import Numbers
 from qdqspec.qdq.quantizer import MOST_STEPS, packed
@@ -140,8 +141,13 @@ def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
 
 
 def _find_format(numbers: Numbers) -> NumberFormat | None:
-    at_run_time = numbers.dynamic and not numbers.block
-    return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
+    """The format that stores its numbers and scales in this way."""
+    stored = numbers.block, numbers.scale_type, numbers.dynamic and not numbers.block
+    for fmt in FORMATS.values():
+        name = TensorProto.DataType.Name(fmt.elem_type).lower()
+        if name == numbers.format and (fmt.block, fmt.scale_type, fmt.at_run_time) == stored:
+            return fmt
+    return None
 
 
 def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[PlacedPair, int]:
