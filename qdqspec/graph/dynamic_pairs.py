@@ -18,15 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import (
-    ATTENTION,
-    CARRIED,
-    IMPORTS,
-    LSTM,
-    LSTM_INPUTS,
-    QUANTIZE,
-    REPLACED,
-)
+from qdqspec.graph.dynamic_kernels import ATTENTION, CARRIED, IMPORTS, LSTM, LSTM_INPUTS, QUANTIZE, REPLACED
 from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default

@@ -326,7 +326,8 @@ def load_model(path: Path | str) -> Model:
                 proto = read_light(path)
         if proto is None:
             proto = onnx.load(str(path), load_external_data=False)
-        _hash_file(digest, path)
+        with path.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
     except ModelError:
         raise
     except OSError as error:
@@ -339,14 +340,9 @@ def load_model(path: Path | str) -> Model:
         ) from None
     check_model(proto, path)
     for file in external_files(proto, path):
-        _hash_file(digest, file)
+        with file.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
     return Model(proto, path=path, sha256=digest.hexdigest())
-
-
-def _hash_file(digest: hashlib._Hash, path: Path) -> None:
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
 
 
 def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:

@@ -114,12 +114,7 @@ class WeightStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        base: Path | None = None,
-        threshold_bytes: int = 1024,
-        file_name: str = WEIGHTS,
+        self, folder: Path, *, base: Path | None = None, threshold_bytes: int = 1024, file_name: str = WEIGHTS
     ) -> None:
         self.path = folder / file_name
         self._base = base

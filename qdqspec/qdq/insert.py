@@ -51,11 +51,7 @@ class Inserted:
 
 
 def insert_qdq(
-    model: Model,
-    placement: Placement,
-    numbers: QuantSource,
-    *,
-    floating: frozenset[Site] = frozenset(),
+    model: Model, placement: Placement, numbers: QuantSource, *, floating: frozenset[Site] = frozenset()
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 

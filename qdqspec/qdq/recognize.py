@@ -122,7 +122,9 @@ class Recognition:
         if self._rescales(quantize, dequantize):
             self.rescaled.append(before)
         before = self.now(before)
-        if self._leaves_body(before, after):
+        maker = self.model.producer.get(before)
+        scope = "" if maker is None else maker.scope
+        if any(reader.is_marker and reader.scope != scope for reader in self.model.readers(after)):
             return "makes an output of a body out of a tensor of another graph"
         if after not in self.model.outputs:
             self.alias[after] = before
@@ -144,12 +146,6 @@ class Recognition:
             if not fits or (one.astype(np.float64) != other.astype(np.float64)).any():
                 return True
         return False
-
-    def _leaves_body(self, before: str, after: str) -> bool:
-        """Whether a tensor is an output of a body, and its replacement is of another graph."""
-        maker = self.model.producer.get(before)
-        scope = "" if maker is None else maker.scope
-        return any(reader.is_marker and reader.scope != scope for reader in self.model.readers(after))
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
