@@ -323,27 +323,34 @@ def _follow_reshape(
     raise _NotScalableError
 
 
-def find_branches(model: Model, fixed: Collection[str] = (), *, least_outputs: int = 256) -> list[Branch]:
-    """The branches that may have factors, in graph order: MatMul and Gemm whose constant weights nothing else reads.
+def branched(model: Model, *, least_outputs: int = 256) -> tuple[Equalization, ...]:
+    """A change without effect, all exponents zero, for each branch of a model that may have factors, in graph order.
 
-    They read a normalization, and have ``least_outputs`` together, so that the product takes a small share of their
-    time. Tensors in ``fixed`` have no branch.
+    The readers are MatMul and Gemm whose constant weights nothing else reads. They read a normalization that needs no
+    product otherwise, and have ``least_outputs`` together, so that the product takes a small share of their time.
     """
     readers: dict[str, list[Node]] = {}
     read_elsewhere = {*model.outputs, *model.captured, *(value.name for value in model.flat.graph.input)}
     for node in model.nodes:
         if _may_scale(model, node) and node.inputs[1] not in read_elsewhere:
             readers.setdefault(node.inputs[0], []).append(node)
+    absorbed = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
     known = {*model.producer, *model.constants, *model.inputs, *model.by_name}
-    branches = []
+    changes = []
     for tensor, nodes in readers.items():
         branch = Branch(tensor, tuple(node.name for node in nodes))
-        if tensor in fixed or not _is_normalized(model, tensor) or {branch.product, branch.factors} & known:
+        if (
+            tensor in absorbed
+            or not _is_normalized(model, tensor)
+            or {branch.product, branch.factors} & known
+        ):
             continue
-        outputs = (model.constants[node.inputs[1]].dims[1 - summed_axis(node)] for node in nodes)
-        if sum(outputs) >= least_outputs:
-            branches.append(branch)
-    return branches
+        weights = [ScaledConstant(node.inputs[1], summed_axis(node), -1) for node in nodes]
+        if sum(model.constants[one.tensor].dims[1 - one.axis] for one in weights) >= least_outputs:
+            exponents = (0,) * ((model.shape(tensor) or ())[-1] or 0)
+            constants = (ScaledConstant(branch.factors, 0), *weights)
+            changes.append(Equalization(exponents=exponents, constants=constants, branch=branch))
+    return tuple(changes)
 
 
 def _is_normalized(model: Model, tensor: str) -> bool:
@@ -378,16 +385,3 @@ def _may_scale(model: Model, node: Node) -> bool:
     is_plain = weight.data_type == TensorProto.FLOAT and model.elem_type(source) == TensorProto.FLOAT
     has_channels = len(shape) > 1 and len(weight.dims) == 2 and shape[-1] == weight.dims[axis]
     return is_private and is_plain and has_channels and weight.dims[axis] > 1
-
-
-def branched(model: Model) -> tuple[Equalization, ...]:
-    """A change without effect, all exponents zero, for each branch of a model that may have factors."""
-    sources = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
-    changes = []
-    for branch in find_branches(model, sources):
-        readers = map(model.by_name.__getitem__, branch.readers)
-        weights = (ScaledConstant(node.inputs[1], summed_axis(node), -1) for node in readers)
-        exponents = (0,) * ((model.shape(branch.tensor) or ())[-1] or 0)
-        constants = (ScaledConstant(branch.factors, 0), *weights)
-        changes.append(Equalization(exponents=exponents, constants=constants, branch=branch))
-    return tuple(changes)

@@ -73,13 +73,6 @@ def test_ranges_are_over_all_samples(absolute: Model, method: str, x: TensorRang
     assert found == {"x": x, "n": n, "y": TensorRange(0, 3)}
 
 
-def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
-    def refuse(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
-        raise AssertionError("nothing to run")
-
-    assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
-
-
 @pytest.mark.parametrize("method", ["percentile", "entropy"])  # one such error outweighs all rounding in mse
 def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, method: str) -> None:
     values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)

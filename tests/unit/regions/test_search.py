@@ -148,17 +148,6 @@ def test_attributes_arity_and_element_types_change_a_pattern(one, other):
     assert pattern(one).digest != pattern(other).digest
 
 
-def test_a_body_that_reads_its_own_condition_has_the_pattern_of_a_constant():
-    def found(condition: str) -> str:
-        model = parsed(f"""g (bool c, float[4] x) => (float[4] y) <bool d = {{1}}> {{ a = Relu(x)
-            b = If(c) <then_branch = t () => (float[4] m) {{ m = Where({condition}, a, x) }},
-                       else_branch = e () => (float[4] n) {{ n = Identity(a) }}>
-            y = Sub(a, b) }}""")
-        return canonical(model, [node.name for node in model.nodes if not node.scope][1:]).digest
-
-    assert found("c") == found("d")
-
-
 def depthwise(channels: int, groups: int, granularity: str) -> str:
     weight = f"{channels},{channels // groups},3,3"
     model = parsed(
