@@ -322,8 +322,8 @@ def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
 
 
 def _write_headline(diff: QdqDiff) -> str:
-    counts = {"added": diff.added, "removed": diff.removed, "changed": diff.changed}
-    pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
+    counts = {word: len(getattr(diff, word)) for word in ("added", "removed", "changed")}
+    pairs = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
     none = "" if pairs or equal else "no Q/DQ in either; "
     if none and diff.left:

@@ -339,8 +339,11 @@ class FloatWeights:
         the integer tensor's name without the suffix ``_quantized``; else the node's output.
         """
         model, output, stored = self.model, node.outputs[0], node.inputs[0]
-        known_name = metadata(node.proto, CARRIED) or self._name_in_reference(node)
-        name = known_name or stored.removesuffix("_quantized")
+        by_name = self.reference.by_name if self.reference is not None else {}
+        ends = model.consumers.get(output, ())
+        read = [by_name[end.node].input_at(end.input) for end in ends if end.node in by_name]
+        in_reference = next((name for name in read if self._original(node, name) is not None), None)
+        name = metadata(node.proto, CARRIED) or in_reference or stored.removesuffix("_quantized")
         if output in model.outputs or name == stored:
             return output
         known = model.constants.get(name)
@@ -366,13 +369,6 @@ class FloatWeights:
         same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
         return found if same else None
 
-    def _name_in_reference(self, node: Node) -> str | None:
-        for end in self.model.consumers.get(node.outputs[0], ()):
-            reader = self.reference.by_name.get(end.node) if self.reference else None
-            if reader is not None and self._original(node, reader.input_at(end.input)) is not None:
-                return reader.input_at(end.input)
-        return None
-
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
     """The tensor as a model in ``reader``'s folder can find it: external data is not moved.
@@ -380,12 +376,11 @@ def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProt
     Its file may be outside that folder, which ONNX does not allow: such data is included when the model is
     written.
     """
-    if not is_external(tensor) or owner.path is None or reader.path is None:
-        return tensor
-    if owner.path.parent == reader.path.parent:
+    there, here = owner.folder, reader.folder
+    if not is_external(tensor) or there is None or here is None or there == here:
         return tensor
     moved = copied(tensor)
     for entry in moved.external_data:
         if entry.key == "location":
-            entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
+            entry.value = os.path.relpath(there / entry.value, here)
     return moved
