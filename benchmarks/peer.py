@@ -180,8 +180,8 @@ class Peer:
 
     def written(self, candidate: onnx.ModelProto) -> onnx.ModelProto:
         """The candidate with its points in the form of ONNX Runtime."""
-        fitted = placement_for(self.bench.model, Model(candidate))
-        sites = (self._shown(site) for site in fitted.placement.sites)
+        fitted, _ = placement_for(self.bench.model, Model(candidate))
+        sites = (self._shown(site) for site in fitted.sites)
         placement = Placement(sites=frozenset(site for site in sites if site is not None))
         return self._inserter.insert(placement).proto if placement.sites else self.bench.given.proto
 

@@ -8,7 +8,8 @@ last because it, and shape inference after it, follow calls of functions by recu
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import onnx
 from onnx import TensorProto, shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import copy_model, graphs_inside, is_external, tensors, without_weights
+from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors, without_weights
 
 MOST_CALLS = 1_000_000  # nodes to which all calls of local functions may expand
 DEEPEST_CALLS = 100  # nesting depth of function calls
@@ -135,14 +136,10 @@ def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
         raise ModelError(f"its local functions expand to {total:,} nodes", where=path, cure=_INLINE)
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
+def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
     """The functions that nodes call, including the nodes in their bodies."""
-    found = []
-    for node in nodes:
-        found.append((node.domain, node.op_type))
-        for body in graphs_inside(node):
-            found += _calls(body.node)
-    return found
+    graphs = (graph for node in nodes for body in graphs_inside(node) for graph in all_graphs(body))
+    return [(node.domain, node.op_type) for node in chain(nodes, *(graph.node for graph in graphs))]
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -172,15 +169,11 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     except FileNotFoundError:
         is_file = False
     except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, or a cycle of links
-        raise ModelError(
-            f"its external data {name!r:.60} is no name of a file", where=path, cure=_AGAIN
-        ) from None
+        what = f"its external data {name!r:.60} is no name of a file"
+        raise ModelError(what, where=path, cure=_AGAIN) from None
     if not inside:
-        raise ModelError(
-            f"its external data '{name}' lies outside the model's folder",
-            where=path,
-            cure="move it beside the model",
-        )
+        what = f"its external data '{name}' lies outside the model's folder"
+        raise ModelError(what, where=path, cure="move it beside the model")
     if not is_file:
         raise ModelError(f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}")
     return file, entries

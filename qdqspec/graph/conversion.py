@@ -180,14 +180,13 @@ def in_float32(model: Model) -> Model:
                 "known whether it computes in float32",
                 where=model.where,
             )
-    base = None if model.path is None else model.path.parent
     fed = {port.name for port in model.proto.graph.input}
     defaults = fed & model.initializers.keys()  # a default value keeps the type of its input
 
     def converted(tensor: TensorProto) -> TensorProto:
         if tensor.data_type != TensorProto.FLOAT16 or tensor.name in defaults:
             return tensor
-        return numpy_helper.from_array(array_of(tensor, base).astype(np.float32), tensor.name)
+        return numpy_helper.from_array(array_of(tensor, model.folder).astype(np.float32), tensor.name)
 
     proto = map_tensors(model.proto, converted)
     graphs = [*all_graphs(proto.graph)]

@@ -102,13 +102,12 @@ def as_defined(model: Model) -> onnx.ModelProto:
     if not any(_is_defined(node.proto) for node in model.nodes):
         return model.proto
     proto = copy_model(model.proto)
-    base = None if model.path is None else model.path.parent
     known: dict[str, TensorProto] = {}
     # runtimes refuse a new name that two graphs have
     taken = {name for graph in all_graphs(proto.graph) for name in names_in(graph)}
     for graph in all_graphs(proto.graph):
         known |= constants_of(graph)
-        _Rewriting(graph, known, base, taken).run()
+        _Rewriting(graph, known, model.folder, taken).run()
     return proto
 
 
@@ -142,9 +141,11 @@ class _Rewriting:
 
     def run(self) -> None:
         nodes: list[onnx.NodeProto] = []
+        others = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
         for node in self._graph.node:
             self._made = []
-            if _is_defined(node) and self._has_plain_scales(node):
+            read = (self._known[name].data_type for name in node.input if name in self._known)
+            if _is_defined(node) and not any(kind in others for kind in read):
                 if node.op_type in _WEIGHTS:
                     self._keep_with_unsigned_weights(node)
                 else:
@@ -224,11 +225,6 @@ class _Rewriting:
     def _is_vector(self, tensor: str) -> bool:
         """Whether a scale or zero point is a constant with several values."""
         return tensor in self._known and int(np.prod(self._known[tensor].dims)) > 1
-
-    def _has_plain_scales(self, node: onnx.NodeProto) -> bool:
-        """Whether no constant that the node reads is in another float type than float32."""
-        others = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-        return not any(self._known[name].data_type in others for name in node.input if name in self._known)
 
     def _constant(self, value: np.ndarray | np.generic) -> str:
         name = self._free("defined/constant")

@@ -20,7 +20,6 @@ that was replaced is metadata of the new one, so that names and attributes retur
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -36,12 +35,11 @@ from qdqspec.graph.protos import (
     attribute_of,
     constants_of,
     copied,
-    copy_model,
     metadata,
-    names_read_inside,
     padded_inputs,
     refill,
     trimmed_inputs,
+    without_unread,
 )
 
 QUANTIZE = "DynamicQuantizeLinear"
@@ -90,22 +88,9 @@ class _Lowering:
         nodes = [new for node in self._flat.graph.node for new in self._lower_node(node)]
         if not self._unread:
             return self._flat
-        outputs = {output.name for output in self._flat.graph.output}
-        reads = Counter(name for node in nodes for name in (*node.input, *names_read_inside(node)))
-        kept: list[onnx.NodeProto] = []
-        for node in reversed(nodes):
-            is_pair = node.op_type in ("DequantizeLinear", QUANTIZE) and is_default(node)
-            if is_pair and not any(reads[name] or name in outputs for name in node.output):
-                reads.subtract(node.input)
-                self._unread.update(node.input)
-            else:
-                kept.append(node)
-        proto = copy_model(self._flat, but={"node", "initializer"})
-        proto.graph.node.extend(reversed(kept))
-        read = {*outputs, *(+reads)}
-        weights = (t for t in self._flat.graph.initializer if t.name in read or t.name not in self._unread)
-        proto.graph.initializer.extend((*weights, *self._added))
-        if CONTRIBUTED not in self._imports and any(node.domain == CONTRIBUTED for node in kept):
+        proto = without_unread(self._flat, nodes, self._unread)
+        proto.graph.initializer.extend(self._added)
+        if CONTRIBUTED not in self._imports and any(node.domain == CONTRIBUTED for node in proto.graph.node):
             proto.opset_import.append(helper.make_opsetid(CONTRIBUTED, 1))
         return proto
 
@@ -136,10 +121,8 @@ class _Lowering:
         """Whether it adds two computed float tensors for a normalization."""
         if node.op_type != "Add" or not is_default(node) or node.output[0] not in self._normalized:
             return False
-        makers = map(self._producer.get, node.input)
-        return not any(name in self._constants for name in node.input) and not any(
-            maker is not None and maker.op_type == "DequantizeLinear" for maker in makers
-        )
+        kinds = [maker.op_type for name in node.input if (maker := self._producer.get(name)) is not None]
+        return "DequantizeLinear" not in kinds and self._constants.keys().isdisjoint(node.input)
 
     def _find_weight(self, node: onnx.NodeProto, index: int) -> onnx.NodeProto | None:
         """The DequantizeLinear of stored 8-bit integers, with one scale a tensor or channel, of LSTM also in blocks."""

@@ -11,21 +11,14 @@ import base64
 import binascii
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import (
-    ATTENTION,
-    CARRIED,
-    IMPORTS,
-    LSTM,
-    LSTM_INPUTS,
-    QUANTIZE,
-    REPLACED,
-)
+from qdqspec.graph.dynamic_kernels import ATTENTION, CARRIED, IMPORTS, LSTM, LSTM_INPUTS, QUANTIZE, REPLACED
 from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_default
@@ -33,12 +26,11 @@ from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
     copied,
-    copy_model,
     metadata,
-    names_read_inside,
     padded_inputs,
     refill,
     trimmed_inputs,
+    without_unread,
 )
 
 _READ = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM, "Gather", "Sum"})
@@ -68,21 +60,17 @@ class _Raising:
         self._reference = reference
         self._constants = model.constants
         self._free = partial(free_name, taken=names_in(model.flat.graph))
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.nodes:
-            for name in {*node.proto.input, *names_read_inside(node.proto)}:
-                self._readers.setdefault(name, []).append(node.proto)
         self._instead: dict[int, list[onnx.NodeProto]] = {}
         self._removed: set[int] = set()
         self._changed: dict[str, TensorProto] = {}  # initializers
-        self._made: list[onnx.NodeProto] = []
-        self._scope = ""  # of the node that is looked at
+        self._made: list[onnx.NodeProto] = []  # halves of pairs for the node that is looked at, of this scope
+        self._scope = ""
         self._known: dict[tuple[str, ...], onnx.NodeProto] = {}  # by scope and inputs: halves of pairs so far
 
     def proto(self) -> onnx.ModelProto:
         flat = self._model.flat
         for node in self._model.nodes:
-            self._scope = node.scope
+            self._scope, self._made = node.scope, []
             if node.op_type in (QUANTIZE, "DequantizeLinear") and is_default(node):
                 self._known.setdefault((self._scope, *node.inputs), node.proto)
             if new := self._raise_node(node.proto):
@@ -95,23 +83,14 @@ class _Raising:
             for node in self._model.nodes
             for new in self._instead.get(node.index, () if node.index in self._removed else (node.proto,))
         ]
-        touched = {name for node in old for name in node.input}
-        read = {*self._model.outputs}
-        kept = list[onnx.NodeProto]()
-        for node in reversed(nodes):
-            if touched.isdisjoint(node.output) or not read.isdisjoint(node.output):
-                kept.append(node)
-                read.update((*node.input, *names_read_inside(node)))
-            else:  # only the kernels read it: products of scales, transposed weights, biases in integers
-                touched.update(node.input)
-        proto = copy_model(flat, but={"node", "initializer"})
-        proto.graph.node.extend(reversed(kept))
-        weights = (t for t in flat.graph.initializer if t.name in read or t.name not in touched)
-        proto.graph.initializer.extend(self._changed.get(t.name, t) for t in weights)
+        # without products of scales, transposed weights, and biases in integers, which only the kernels read
+        proto = without_unread(flat, nodes, (name for node in old for name in node.input))
+        for tensor in proto.graph.initializer:
+            tensor.CopyFrom(self._changed.get(tensor.name, tensor))
         kernels = [node for node in old if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
-        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in kept):
+        if kernels and (foreign or ours) and all(node.domain != CONTRIBUTED for node in proto.graph.node):
             # the domain was imported for the kernels alone
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != CONTRIBUTED])
         return proto
@@ -125,9 +104,7 @@ class _Raising:
             return self._lstm(node)
         if node.op_type == ATTENTION and node.domain == CONTRIBUTED:
             return self._attention(node)
-        if (
-            node.op_type == "Sum" and metadata(node, REPLACED) is not None
-        ):  # an Add before kernels were written
+        if node.op_type == "Sum" and metadata(node, REPLACED) is not None:  # it was an Add
             add = copied(node)
             add.op_type = "Add"
             refill(add.metadata_props, [prop for prop in node.metadata_props if prop.key != REPLACED])
@@ -192,9 +169,8 @@ class _Raising:
 
         It is the reference's node, if that is equal except for its weights, its name and the order of attributes.
         """
-        node = helper.make_node(
-            op_type, inputs, last.output, kernel.name.removesuffix("_quant"), domain=domain
-        )
+        name = kernel.name.removesuffix("_quant")
+        node = helper.make_node(op_type, inputs, last.output, name, domain=domain)
         node.attribute.extend(kernel.attribute)
         found = None if self._reference is None else self._reference.producer.get(node.output[0])
         if found is None or found.op_type != op_type or len(found.inputs) != len(inputs):
@@ -359,7 +335,7 @@ class _Raising:
         gather = copied(node)
         gather.name = node.name.removesuffix("_quant")
         gather.input[0], gather.output[0] = weight.output[0], after.output[0]
-        return self._with_pairs(gather)
+        return [*self._made, gather]
 
     # ---- pairs ------------------------------------------------------------------------------------
 
@@ -379,12 +355,7 @@ class _Raising:
         node.input[0] = dequantize.output[0]
         for index, weight in enumerate(weights, start=1):
             node.input[index] = weight.output[0]
-        return self._with_pairs(node)
-
-    def _with_pairs(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes of pairs that were made for the current operator, and the operator."""
-        made, self._made = self._made, []
-        return [*made, node]
+        return [*self._made, node]
 
     def _dequantize(
         self, inputs: list[str], axis: int | None, carried: str, block: int = 0
@@ -393,16 +364,10 @@ class _Raising:
         if (known := self._known.get((self._scope, *inputs))) is not None:
             return known
         first = inputs[0].removesuffix("_quantized")
-        node = helper.make_node(
-            "DequantizeLinear",
-            inputs,
-            [self._free(f"{first}_dequantized")],
-            self._free(f"{first}_DequantizeLinear"),
-        )
-        if axis is not None:
-            node.attribute.append(helper.make_attribute("axis", axis))
-        if block:
-            node.attribute.append(helper.make_attribute("block_size", block))
+        output, name = self._free(f"{first}_dequantized"), self._free(f"{first}_DequantizeLinear")
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+        attributes |= {"block_size": block} if block else {}
+        node = helper.make_node("DequantizeLinear", inputs, [output], name, **attributes)
         if carried:
             node.metadata_props.add(key=CARRIED, value=carried)
         self._known[self._scope, *inputs] = node
@@ -414,8 +379,9 @@ class _Raising:
         return None if found is None else found.proto
 
     def _find_only_reader(self, tensor: str) -> onnx.NodeProto | None:
-        readers = self._readers.get(tensor, ())
-        return readers[0] if len(readers) == 1 and tensor not in self._model.outputs else None
+        readers = {node.index: node.proto for node in self._model.readers(tensor)}
+        is_alone = len(readers) == 1 and tensor not in {*self._model.outputs, *self._model.subgraph_reads}
+        return next(iter(readers.values())) if is_alone else None
 
     def _find_other_operand(self, node: onnx.NodeProto, tensor: str) -> str | None:
         """The other operand of a node with two."""

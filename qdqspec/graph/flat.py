@@ -41,7 +41,7 @@ _OF_PAIRS = QDQ_OPS | {"DynamicQuantizeLinear"}
 _OWNERS = frozenset({"If", "Loop", "Scan"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scope:
     """One graph of a model. ``names`` are the unique names of its nodes, in their order.
 
@@ -67,31 +67,10 @@ class Scope:
         return tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Scopes:
-    """The graphs of a model, each one before the bodies inside it, in graph order."""
-
-    all: tuple[Scope, ...]
-
-    @property
-    def main(self) -> Scope:
-        """The main graph."""
-        return self.all[0]
-
-    @property
-    def bodies(self) -> tuple[Scope, ...]:
-        """The graphs below the main graph."""
-        return self.all[1:]
-
-
-def find_scopes(proto: onnx.ModelProto) -> Scopes:
-    """All graphs of a model with unique names for their nodes and tensors, in one pass over the nodes."""
-    main = Scope(
-        path="",
-        graph=proto.graph,
-        names=tuple(unique_node_names(proto.graph.node)),
-        tensors={name: name for name in defined_in(proto.graph)},
-    )
+def find_scopes(proto: onnx.ModelProto) -> tuple[Scope, ...]:
+    """All graphs of a model, each before its bodies, with unique names for nodes and tensors, in one pass."""
+    tensors_of_main = {name: name for name in defined_in(proto.graph)}
+    main = Scope("", proto.graph, tuple(unique_node_names(proto.graph.node)), tensors_of_main)
     bodies = [*_list_bodies_below(proto.graph)]
     times = Counter(main.tensors.keys())
     for body in bodies:
@@ -121,19 +100,9 @@ def find_scopes(proto: onnx.ModelProto) -> Scopes:
                     name: name if times[name] == 1 else free_name(f"{path}/{name}", tensors)
                     for name in defined_in(graph)
                 }
-                inside.append(
-                    Scope(
-                        path=path,
-                        graph=graph,
-                        names=names,
-                        tensors=unique,
-                        parent=outer,
-                        owner=owner,
-                        attribute=attribute,
-                    )
-                )
+                inside.append(Scope(path, graph, names, unique, outer, owner, attribute))
         pending.extend(reversed(inside))
-    return Scopes(tuple(found))
+    return tuple(found)
 
 
 def _list_bodies_below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -205,11 +174,6 @@ ENTER, LEAVE = "Enter", "Leave"
 _MOVED = ("node", "initializer", "value_info")  # fields of graphs that are in the flat graph
 
 
-def flat_form(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The flat form of a model with bodies; a model without bodies is returned unchanged."""
-    return opened(proto) if any(True for _ in _list_bodies_below(proto.graph)) else proto
-
-
 def scopes_of(flat: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """The path of the graph that each node of a flat form is in; for markers, that of their body."""
     inside = [""]
@@ -234,13 +198,15 @@ def path_of(enter: onnx.NodeProto) -> str:
 # ---- to the flat form ----------------------------------------------------------------------------
 
 
-def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The flat form of a model, in which each node has a name."""
+def flat_form(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The flat form of a model, in which each node has a name; a model without bodies is returned unchanged."""
+    if next(_list_bodies_below(proto.graph), None) is None:
+        return proto
     flat = copy_model(proto, but=_MOVED)
     graph = flat.graph
     scopes = find_scopes(proto)
-    inside = {(scope.owner, scope.attribute): scope for scope in scopes.bodies}
-    taken = {name for scope in scopes.all for name in (*scope.names, *scope.tensors.values(), scope.path)}
+    inside = {(scope.owner, scope.attribute): scope for scope in scopes[1:]}
+    taken = {name for scope in scopes for name in (*scope.names, *scope.tensors.values(), scope.path)}
 
     def write(scope: Scope) -> str:
         """Append a graph; return the tensor that its owner reads."""
@@ -269,7 +235,7 @@ def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
         graph.node.append(leave)
         return token
 
-    write(scopes.main)
+    write(scopes[0])
     return flat
 
 

@@ -42,18 +42,39 @@ _LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedConstants:
-    """The smaller model. ``folded`` are names of nodes that became constants, ``unused`` of nodes without a use."""
+class Folded:
+    """A smaller model, and names of nodes that it lacks.
+
+    ``folded`` became constants, ``unused`` had no use, ``removed`` are part of their producer now.
+    """
 
     model: Model
     folded: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The names of the nodes that constants replace."""
+        return (*self.folded, *self.unused)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The names of all nodes that the model lacks."""
+        return (*self.removed, *self.computed)
+
+    @property
+    def note(self) -> str:
+        """A note on nodes that `fold_weights` folded."""
+        found = [f"{len(self.removed)} BatchNormalization folded"] if self.removed else []
+        found += [f"weights computed, {len(self.computed)} nodes less"] if self.computed else []
+        return f"{', '.join(found)}, as tuning does" if found else ""
 
 
 def fold_constants(
     model: Model, *, limit_bytes: int = LIMIT_BYTES, only: Collection[str] | None = None
-) -> FoldedConstants:
+) -> Folded:
     """Compute nodes that depend on constants only, and remove unused nodes and initializers.
 
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
@@ -70,7 +91,7 @@ def fold_constants(
                 names = list_text([f"'{name}'" for name in work.too_large], 3)
                 what = f"because their result would be larger than {limit_bytes} bytes"
                 notes.append(f"left as they are, {what}: {names}")
-            return FoldedConstants(model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(notes))
+            return Folded(model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(notes))
         computed = {node.index for node in work.folded}
         folded += [_name_in(model, node) for node in work.folded]
         unused += [_name_in(model, node) for node in now.nodes if node.index in work.removed - computed]
@@ -134,9 +155,6 @@ class _Folding:
         self._within = range(len(model.nodes)) if within is None else within
         returned = (t for node in model.nodes if node.is_marker for t in node.inputs if t)
         self._results = {*model.outputs, *returned}  # of the model and of bodies
-        self._fixed = {*model.constants}  # constants that no caller can replace
-        if model.proto.ir_version >= 4:  # from then on, an input may override its initializer
-            self._fixed -= {i.name for i in model.flat.graph.input}
         functions = {(f.domain, f.name) for f in model.proto.functions}
         for node in model.nodes:  # in graph order
             if not self._may(node) or (node.domain, node.op_type) in functions:
@@ -149,7 +167,7 @@ class _Folding:
         if within is None or self.removed:
             read = {t for node in model.nodes if node.index not in self.removed for t in node.inputs}
             read |= {*model.outputs, *model.subgraph_reads}
-            self.unread = (self._fixed & model.initializers.keys()) - read
+            self.unread = {*(model.fixed_constants & model.initializers.keys()) - read}
 
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
@@ -163,7 +181,9 @@ class _Folding:
             and self._results.isdisjoint(node.outputs)
             and (
                 self._static_shape(node) is not None
-                or all(name in self.values or name in self._fixed for name in node.inputs if name)
+                or all(
+                    name in self.values or name in self._model.fixed_constants for name in node.inputs if name
+                )
             )
         )
 
@@ -288,30 +308,6 @@ _WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "LSTM": (1,
 _MOST_BYTES = 1 << 30  # of a computed weight
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """The prepared model. ``removed`` are names of nodes folded into their producer, ``computed`` of weights' nodes."""
-
-    model: Model
-    removed: tuple[str, ...]
-    computed: tuple[str, ...] = ()
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The names of all nodes that the prepared model lacks."""
-        return (*self.removed, *self.computed)
-
-    @property
-    def note(self) -> str:
-        """A note on the folded nodes."""
-        found = []
-        if self.removed:
-            found.append(f"{len(self.removed)} BatchNormalization folded")
-        if self.computed:
-            found.append(f"weights computed, {len(self.computed)} nodes less")
-        return f"{', '.join(found)}, as tuning does" if found else ""
-
-
 def fold_weights(model: Model) -> Folded:
     """Compute weights and biases that depend on constants only, and fold BatchNormalization."""
     made, needed = set[str](), set[str]()
@@ -323,7 +319,7 @@ def fold_weights(model: Model) -> Folded:
         elif is_plain and node.op_type in _WEIGHTS:
             read = (node.input_at(index) for index in _WEIGHTS[node.op_type])
             needed.update(name for name in read if name in made)
-    weights = FoldedConstants(model=model)
+    weights = Folded(model=model)
     if needed:
         weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
     folded = fold_batchnorm(weights.model)
@@ -331,7 +327,7 @@ def fold_weights(model: Model) -> Folded:
         return folded
     nodes = weights.model.by_name
     removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
-    return Folded(folded.model, removed, (*weights.folded, *weights.unused))
+    return replace(weights, model=folded.model, removed=removed)
 
 
 def folded_like(model: Model, other: Model) -> Folded | None:
@@ -348,7 +344,7 @@ def fold_batchnorm(model: Model) -> Folded:
     """
     folds = list(_find_normalizations(model))
     if not folds:
-        return Folded(model, ())
+        return Folded(model=model)
     convs, removed = {conv.index for conv, _ in folds}, {norm.index for _, norm in folds}
     read = {*model.outputs, *model.subgraph_reads}
     for node in model.nodes:
@@ -372,7 +368,7 @@ def fold_batchnorm(model: Model) -> Folded:
     for kept in (node for node in model.nodes if node.index not in removed):
         proto.graph.node.append(rewritten.get(kept.index, kept.proto))
         proto.graph.node[-1].name = kept.name  # unnamed nodes are numbered, and the numbers would change
-    return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
+    return Folded(model=Model(proto, path=model.path), removed=tuple(norm.name for _, norm in folds))
 
 
 def _find_normalizations(model: Model) -> Iterator[tuple[Node, Node]]:

@@ -22,7 +22,7 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, list_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.inlining import fix_inputs, inlined
-from qdqspec.graph.model import QDQ_OPS, Model, Node, allows, load_model, shape_text
+from qdqspec.graph.model import QDQ_OPS, Model, allows, load_model, shape_text
 from qdqspec.graph.ops import RANDOM, is_constant_node, is_default, is_fused_attention
 from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill, without_weights
 from qdqspec.graph.storage import save_model, tensor_bytes
@@ -46,7 +46,7 @@ class OwnCopy(Model):
         self._notes = tuple(notes)
         self._folder = TemporaryFolder()
         path = self._folder.path / (origin.path.name if origin.path else "model.onnx")
-        save_model(proto, path, base=None if origin.path is None else origin.path.parent)
+        save_model(proto, path, base=origin.folder)
         super().__init__(load_model(path).proto, path=path, sha256=sha256 or origin.sha256)
 
     @property
@@ -76,7 +76,21 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
         count = len(model.proto.functions) - len(proto.functions)
         are = f"{count_text(count, 'local function')} {'is' if count == 1 else 'are'}"
         model = OwnCopy(model, proto, notes=[f"{are} inlined in a copy of the model"])
-    model = _separate_dimensions(_fix_weights(model))
+    # Old exporters write all initializers as inputs too: see `free_initializers`. If only some are, these are default
+    # values, and stay.
+    weights = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    ports = [port for port in model.proto.graph.input if port.name not in weights]
+    has_all = len(model.proto.graph.input) - len(ports) >= len(weights)
+    has_matrix = any(len(tensor.dims) > 1 for tensor in weights.values())
+    if model.proto.ir_version >= IR_WITH_FREE_INITIALIZERS and has_all and has_matrix:
+        proto = copy_model(model.proto)
+        refill(proto.graph.input, ports)
+        note = (
+            "the weights are graph inputs too, which a runtime does not optimize; they are constants in a copy of the "
+            "model, which is the reference, and the model as given may be slower"
+        )
+        model = OwnCopy(model, proto, notes=[note])
+    model = _separate_dimensions(model)
     if not values:
         return model
     fixed = fixed_arrays(model, values)
@@ -84,25 +98,6 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     for name, value in sorted(fixed.items()):
         digest.update(f" {name} {value.dtype} {value.shape} ".encode() + value.tobytes())
     return OwnCopy(model, fix_inputs(model, fixed), sha256=digest.hexdigest(), fixed=fixed)
-
-
-def _fix_weights(model: Model) -> Model:
-    """The model, or a copy if all initializers are inputs too, as old exporters write them: see `free_initializers`.
-
-    If only some initializers are inputs, these are default values, and stay.
-    """
-    weights = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    listed = [port for port in model.proto.graph.input if port.name in weights]
-    has_matrix = any(len(tensor.dims) > 1 for tensor in weights.values())
-    if model.proto.ir_version < IR_WITH_FREE_INITIALIZERS or len(listed) < len(weights) or not has_matrix:
-        return model
-    proto = copy_model(model.proto)
-    refill(proto.graph.input, [port for port in proto.graph.input if port.name not in weights])
-    note = (
-        "the weights are graph inputs too, which a runtime does not optimize; they are constants in a copy of the "
-        "model, which is the reference, and the model as given may be slower"
-    )
-    return OwnCopy(model, proto, notes=[note])
 
 
 def _separate_dimensions(model: Model) -> Model:
@@ -206,14 +201,12 @@ def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
         return model
     proto = copy_model(model.proto)
     for output in (output for output in proto.graph.output if output.name in shapes):
-        shape, before = shapes[output.name], onnx.TensorShapeProto()
-        before.CopyFrom(output.type.tensor_type.shape)
-        output.type.tensor_type.ClearField("shape")
-        output.type.tensor_type.shape.SetInParent()
-        for number, size in enumerate(shape):
-            dim = output.type.tensor_type.shape.dim.add()
-            if len(before.dim) == len(shape) and before.dim[number].dim_value in (0, size):
-                dim.CopyFrom(before.dim[number])
+        shape, dims = shapes[output.name], output.type.tensor_type.shape.dim
+        if len(dims) != len(shape):
+            refill(dims, [onnx.TensorShapeProto.Dimension() for _ in shape])
+        for dim, size in zip(dims, shape, strict=True):
+            if dim.dim_value not in (0, size):
+                dim.Clear()
     return OwnCopy(model, proto, fixed=fixed_in(model), notes=notes)
 
 
@@ -269,14 +262,14 @@ def cautions(model: Model) -> Iterator[str]:
 
 def random_nodes(model: Model) -> list[str]:
     """The names of nodes that draw random numbers in each run."""
-
-    def is_random(node: Node) -> bool:
-        if not is_default(node) or node.op_type != "Dropout":
-            return is_default(node) and node.op_type in RANDOM
-        mode = node.input_at(_TRAINS)  # decides since opset 12, and a computed one may change
-        return bool(mode) and (mode not in model.constants or bool(model.array(mode).any()))
-
-    return [node.name for node in model.nodes if is_random(node)]
+    found = []
+    for node in filter(is_default, model.nodes):
+        # an input decides on Dropout since opset 12, and a computed one may change
+        mode = node.input_at(_TRAINS) if node.op_type == "Dropout" else ""
+        trains = mode and (mode not in model.constants or model.array(mode).any())
+        if trains or node.op_type in RANDOM:
+            found.append(node.name)
+    return found
 
 
 def _listed(names: list[str]) -> str:
@@ -291,14 +284,15 @@ def digests_of(model: Model) -> str:
 
     See `qdqspec._core.node_digests`. Reads all weights.
     """
-    base = model.path.parent if model.path else None
     makers: dict[str, tuple[int, int]] = {}
     rows: list[NodeDigest] = []
 
     @cache
     def constant(tensor: str) -> str:
         proto = model.constants[tensor]
-        return f"={_digest(f'{proto.data_type} {list(proto.dims)}'.encode(), tensor_bytes(proto, base))}"
+        return (
+            f"={_digest(f'{proto.data_type} {list(proto.dims)}'.encode(), tensor_bytes(proto, model.folder))}"
+        )
 
     def source(tensor: str) -> str:
         """The constant, or the number of rows between this one and the producer, and the output if not the first."""

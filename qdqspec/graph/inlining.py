@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import onnx
@@ -47,53 +47,43 @@ def inlined(proto: onnx.ModelProto, *, kept: tuple[str, ...] = _RUNTIMES) -> onn
     ]
     if not called:
         return proto
-    light = copy_model(proto, but={"initializer"})
-    refill(light.functions, ())
-    naming = _Naming(called)
-    naming.replace_calls(light.graph, None, ())
-    light.functions.extend(naming.copies)
-    copied = copy_model(inliner.inline_local_functions(light))
-    for graph in all_graphs(copied.graph):
-        for node in graph.node:
-            if found := _TOKEN.match(node.name):  # the inliner appends to names
-                node.name = naming.names[int(found[1])]
-    copied.functions.extend(f for f in proto.functions if f not in called)
-    refill(copied.graph.initializer, proto.graph.initializer)
-    return copied
-
-
-class _Naming:
-    """Gives each call its own copy of the function, with nodes named by a number: ``<17>``."""
-
-    def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
-        self.names: list[str] = []  # by number
-        self.copies: list[onnx.FunctionProto] = []
-        self._functions = {(f.domain, f.name, f.overload): f for f in functions}
+    functions = {(f.domain, f.name, f.overload): f for f in called}
+    copies, names = list[onnx.FunctionProto](), list[str]()
 
     def replace_calls(
-        self,
-        holder: onnx.GraphProto | onnx.FunctionProto,
-        path: str | None,
-        within: tuple[_Key, ...],
+        holder: onnx.GraphProto | onnx.FunctionProto, path: str | None, within: tuple[_Key, ...]
     ) -> None:
-        """Replace the functions that nodes call, in bodies too, by copies.
+        """Give each call, in bodies too, a copy of the function, with nodes named by a number: ``<17>``.
 
         ``path`` is that of the call around them, which gives the nodes numbers; ``None`` for the nodes of the model.
         """
         for node, name in zip(holder.node, unique_node_names(holder.node), strict=True):
             full = name if path is None else f"{path}{name}"
-            called = (node.domain, node.op_type, node.overload)
-            if called in self._functions and called not in within:
-                clone = copy.deepcopy(self._functions[called])
-                node.op_type = clone.name = f"{clone.name}#{len(self.copies)}"
+            key = (node.domain, node.op_type, node.overload)
+            if key in functions and key not in within:
+                clone = copy.deepcopy(functions[key])
+                node.op_type = clone.name = f"{clone.name}#{len(copies)}"
                 node.overload = clone.overload = ""
-                self.copies.append(clone)
-                self.replace_calls(clone, f"{full}/", (*within, called))
+                copies.append(clone)
+                replace_calls(clone, f"{full}/", (*within, key))
             if path is not None:
-                node.name = f"<{len(self.names)}>"
-                self.names.append(full)
+                node.name = f"<{len(names)}>"
+                names.append(full)
             for body in graphs_inside(node):
-                self.replace_calls(body, None if path is None else "", within)
+                replace_calls(body, None if path is None else "", within)
+
+    light = copy_model(proto, but={"initializer"})
+    refill(light.functions, ())
+    replace_calls(light.graph, None, ())
+    light.functions.extend(copies)
+    copied = copy_model(inliner.inline_local_functions(light))
+    for graph in all_graphs(copied.graph):
+        for node in graph.node:
+            if found := _TOKEN.match(node.name):  # the inliner appends to names
+                node.name = names[int(found[1])]
+    copied.functions.extend(f for f in proto.functions if f not in called)
+    refill(copied.graph.initializer, proto.graph.initializer)
+    return copied
 
 
 # ---- fixed inputs, and branches ------------------------------------------------------------------

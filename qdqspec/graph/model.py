@@ -31,7 +31,13 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
-from qdqspec.graph.protos import names_read_inside, opset_of, values_of_constants, without_weights
+from qdqspec.graph.protos import (
+    IR_WITH_FREE_INITIALIZERS,
+    names_read_inside,
+    opset_of,
+    values_of_constants,
+    without_weights,
+)
 from qdqspec.graph.storage import LARGE, array_of, read_light
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
@@ -154,6 +160,10 @@ class Model:
                     found.setdefault(tensor, []).append(Consumer(node.name, index))
         return {tensor: tuple(ends) for tensor, ends in found.items()}
 
+    def readers(self, tensor: str) -> tuple[Node, ...]:
+        """The nodes that read a tensor, each as often as it reads it."""
+        return tuple(self.by_name[end.node] for end in self.consumers.get(tensor, ()))
+
     @cached_property
     def bodies(self) -> dict[str, tuple[Node, ...]]:
         """For each node with bodies, the markers at the end of each body, which read the outputs of the body."""
@@ -215,8 +225,18 @@ class Model:
 
     def array(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor. The array is shared and must not be changed."""
-        base = self.path.parent if self.path else None
-        return array_of(self.constants[tensor], base)
+        return array_of(self.constants[tensor], self.folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that locations of external data are relative to."""
+        return None if self.path is None else self.path.parent
+
+    @cached_property
+    def fixed_constants(self) -> frozenset[str]:
+        """The constants that no caller can replace: from IR version 4 on, an input may override its initializer."""
+        fed = self.flat.graph.input if self.flat.ir_version >= IR_WITH_FREE_INITIALIZERS else ()
+        return frozenset(self.constants) - {port.name for port in fed}
 
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""
@@ -251,7 +271,7 @@ class Model:
         light.functions.extend(meanings(light))
         with suppress(Exception):  # inference is best effort: unknown tensors are not offered
             light = shape_inference.infer_shapes(light, data_prop=True)
-        for scope in find_scopes(light).all if self.has_bodies else (None,):
+        for scope in find_scopes(light) if self.has_bodies else (None,):
             graph = light.graph if scope is None else scope.graph
             unique = str if scope is None else scope.unique
             weights = {unique(t.name): t for t in graph.initializer}
@@ -306,7 +326,8 @@ def load_model(path: Path | str) -> Model:
                 proto = read_light(path)
         if proto is None:
             proto = onnx.load(str(path), load_external_data=False)
-        _hash_file(digest, path)
+        with path.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
     except ModelError:
         raise
     except OSError as error:
@@ -319,14 +340,9 @@ def load_model(path: Path | str) -> Model:
         ) from None
     check_model(proto, path)
     for file in external_files(proto, path):
-        _hash_file(digest, file)
+        with file.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
     return Model(proto, path=path, sha256=digest.hexdigest())
-
-
-def _hash_file(digest: hashlib._Hash, path: Path) -> None:
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
 
 
 def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.flat import Scope, Scopes, bodies_of, find_scopes, free_name
+from qdqspec.graph.flat import Scope, bodies_of, defined_in, find_scopes, free_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill
@@ -45,14 +45,13 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
     scopes = find_scopes(model.proto)
     graphs = find_scopes(proto)
     work = _Lifting(model, proto, graphs)
-    for scope, copied in zip(reversed(scopes.bodies), reversed(graphs.bodies), strict=True):
+    for scope, copied in zip(scopes[:0:-1], graphs[:0:-1], strict=True):
         work.lift(copied, [name for name in _list_made(scope) if scope.tensors[name] in wanted])
-    names = {name: name for name in _list_made(scopes.main) if name in wanted}
+    names = {name: name for name in _list_made(scopes[0]) if name in wanted}
     for name in names:  # without shapes: a wrong inferred shape of a dynamic model would only cause warnings
-        known = model.elem_type(name)
-        without_type = onnx.ValueInfoProto(name=name)
-        typed = without_type if known is None else helper.make_tensor_value_info(name, known, None)
-        proto.graph.output.append(typed)
+        proto.graph.output.add(name=name)
+        if (known := model.elem_type(name)) is not None:
+            proto.graph.output[-1].type.tensor_type.elem_type = known
     inner = work.lifted.get("", ())
     proto.graph.output.extend(_make_flat_value(flat.name) for flat in inner)
     names |= {flat.name: flat.tensor for flat in inner}
@@ -62,13 +61,11 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
 
 def _list_made(scope: Scope) -> Iterator[str]:
     """The tensors that a graph computes, by its own names: results of non-constant nodes, and a body's inputs."""
-    sparse = (tensor.values for tensor in scope.graph.sparse_initializer)
-    given = {tensor.name for tensor in (*scope.graph.initializer, *sparse)}
-    if scope.parent is not None:
-        yield from (value.name for value in scope.graph.input if value.name not in given)
-    for node in scope.graph.node:
-        if not is_constant_node(node):
-            yield from (name for name in node.output if name)
+    constant = {name for node in scope.graph.node if is_constant_node(node) for name in node.output}
+    constant |= {tensor.name for tensor in scope.graph.initializer}
+    constant |= {tensor.values.name for tensor in scope.graph.sparse_initializer}
+    given = {value.name for value in scope.graph.input} if scope.parent is None else set()
+    yield from (name for name in defined_in(scope.graph) if name not in constant | given)
 
 
 def _make_flat_value(name: str) -> onnx.ValueInfoProto:
@@ -90,10 +87,10 @@ class _Flat:
 class _Lifting:
     """Passes values of bodies outwards. Inner bodies are processed before outer ones."""
 
-    def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Scopes) -> None:
+    def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Iterable[Scope]) -> None:
         self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they were passed to
         self._model = model
-        self._taken = {name for scope in scopes.all for pair in scope.tensors.items() for name in pair}
+        self._taken = {name for scope in scopes for pair in scope.tensors.items() for name in pair}
         self._flat, self._empty = self._make_name("flat"), self._make_name("empty")
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
 

@@ -10,6 +10,8 @@ meaning changed, the functions below take the opset.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import TensorProto
 
@@ -159,6 +161,11 @@ def data_inputs(node: Node) -> tuple[int, ...]:
     return tuple([i for i in wanted if i < len(inputs) and inputs[i]])
 
 
+def summed_axis(node: Node) -> int:
+    """The axis of the two-dimensional weight of a MatMul or Gemm that products are summed over."""
+    return int(bool(node.attributes.get("transB", 0)))
+
+
 def has_floats(model: Model) -> bool:
     """Whether any tensor of it is stored or fed in float32."""
     kinds = {tensor.data_type for tensor in model.initializers.values()}
@@ -193,18 +200,19 @@ def setters_of_sizes(model: Model) -> frozenset[str]:
     Noise there gives outputs of another shape, which cannot be compared. A tensor of which only the shape is read sets
     no size.
     """
+    nodes = [node for node in model.nodes if is_default(node)]
+    return sources_of(model, (n.input_at(index) for n in nodes for index in _SIZES.get(n.op_type, ())))
+
+
+def sources_of(model: Model, tensors: Iterable[str]) -> frozenset[str]:
+    """The nodes, also in bodies, whose values these tensors are computed from; not those of which shapes are read."""
     found: set[str] = set()
-    pending = [
-        node.input_at(index)
-        for node in model.nodes
-        if is_default(node)
-        for index in _SIZES.get(node.op_type, ())
-    ]
+    pending = [*tensors]
     while pending:
         maker = model.producer.get(pending.pop())
         if maker is not None and maker.name not in found and maker.op_type not in SHAPE_SOURCES:
             found.add(maker.name)
-            pending += _read(model, maker)
+            pending += (*_read(model, maker), *maker.proto.input)  # the latter with the ends of bodies
     return frozenset(found)
 
 

@@ -6,7 +6,7 @@ nothing with their source but contain only the requested fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -150,6 +150,26 @@ def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:
                 refill(inner.input, map(now, inner.input))
             for output in graph.output:
                 output.name = now(output.name)
+
+
+def without_unread(
+    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], unread: Iterable[str]
+) -> onnx.ModelProto:
+    """A copy with these nodes, without makers of ``unread`` tensors that no node reads, and what only these need."""
+    gone, read = {*unread}, {output.name for output in proto.graph.output}
+    kept = list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        if gone.isdisjoint(node.output) or not read.isdisjoint(node.output):
+            kept.append(node)
+            read.update((*node.input, *names_read_inside(node)))
+        else:
+            gone.update(node.input)
+    smaller = copy_model(proto, but={"node", "initializer"})
+    smaller.graph.node.extend(reversed(kept))
+    smaller.graph.initializer.extend(
+        t for t in proto.graph.initializer if t.name in read or t.name not in gone
+    )
+    return smaller
 
 
 def metadata(message: onnx.NodeProto | onnx.ModelProto, key: str) -> str | None:

@@ -76,10 +76,9 @@ def save_model(
         (folder / path.name).replace(path)
 
 
-def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. Raises `OutputError` as `save_model` does."""
     path = Path(path).absolute()
-    refuse_overwriting(path, inputs)
     _require_space(path)
     write_whole(path, text)
 
@@ -115,12 +114,7 @@ class WeightStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        base: Path | None = None,
-        threshold_bytes: int = 1024,
-        file_name: str = WEIGHTS,
+        self, folder: Path, *, base: Path | None = None, threshold_bytes: int = 1024, file_name: str = WEIGHTS
     ) -> None:
         self.path = folder / file_name
         self._base = base

@@ -204,7 +204,11 @@ def calibrate_with(
     if missing := sorted(watch.wanted - seen):
         note(f"never produced by the calibration data, so left in floating point: {_quote(missing)}")
     found: dict[Method, dict[str, TensorRange]] = {"max": spans}
-    clipped = spans.keys() - _find_deciding_tensors(model)
+    # The largest values of these decide the result: if they were clipped by entropy, SqueezeNet's probabilities had an
+    # SQNR of 2 dB; if all others were, 19 dB.
+    bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
+    compared = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
+    clipped = spans.keys() - {*model.outputs, *bounded, *compared}
     found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
     if _FROM_HISTOGRAM.keys() & set(methods):
         histograms = {
@@ -278,16 +282,6 @@ def _find_logits(model: Model) -> set[str]:
             copies = before is not None and (copies_values(before) or before.op_type == "Cast")
             reads = before if copies else None
     return found
-
-
-def _find_deciding_tensors(model: Model) -> set[str]:
-    """Tensors whose largest values decide the result.
-
-    If they were clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; if all others were, 19 dB.
-    """
-    bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
-    logits = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
-    return {*model.outputs, *bounded, *logits}
 
 
 def _collect_spans(

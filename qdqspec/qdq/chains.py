@@ -21,7 +21,7 @@ from onnx import TensorProto
 from pydantic import Field, TypeAdapter, ValidationError
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import SHAPE_SOURCES, is_default
+from qdqspec.graph.ops import SHAPE_SOURCES, is_default, summed_axis
 from qdqspec.graph.protos import metadata
 
 EQUALIZED = "qdqspec.equalized"  # model metadata: the factors that constants were multiplied by
@@ -254,7 +254,7 @@ class _Growth:
         if op in _LINEAR:
             _require(index == 0)
             dims = self._constant(node.inputs[1]).dims
-            its_axis, times = _summed_axis(node), 1
+            its_axis, times = summed_axis(node), 1
             if op == "Conv":
                 groups = node.number("group", 1)
                 _require(axis == 1 and (groups == 1 or (dims[1] == 1 and dims[0] % groups == 0)))
@@ -323,27 +323,34 @@ def _follow_reshape(
     raise _NotScalableError
 
 
-def find_branches(model: Model, fixed: Collection[str] = (), *, least_outputs: int = 256) -> list[Branch]:
-    """The branches that may have factors, in graph order: MatMul and Gemm whose constant weights nothing else reads.
+def branched(model: Model, *, least_outputs: int = 256) -> tuple[Equalization, ...]:
+    """A change without effect, all exponents zero, for each branch of a model that may have factors, in graph order.
 
-    They read a normalization, and have ``least_outputs`` together, so that the product takes a small share of their
-    time. Tensors in ``fixed`` have no branch.
+    The readers are MatMul and Gemm whose constant weights nothing else reads. They read a normalization that needs no
+    product otherwise, and have ``least_outputs`` together, so that the product takes a small share of their time.
     """
     readers: dict[str, list[Node]] = {}
     read_elsewhere = {*model.outputs, *model.captured, *(value.name for value in model.flat.graph.input)}
     for node in model.nodes:
         if _may_scale(model, node) and node.inputs[1] not in read_elsewhere:
             readers.setdefault(node.inputs[0], []).append(node)
+    absorbed = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
     known = {*model.producer, *model.constants, *model.inputs, *model.by_name}
-    branches = []
+    changes = []
     for tensor, nodes in readers.items():
         branch = Branch(tensor, tuple(node.name for node in nodes))
-        if tensor in fixed or not _is_normalized(model, tensor) or {branch.product, branch.factors} & known:
+        if (
+            tensor in absorbed
+            or not _is_normalized(model, tensor)
+            or {branch.product, branch.factors} & known
+        ):
             continue
-        outputs = (model.constants[node.inputs[1]].dims[1 - _summed_axis(node)] for node in nodes)
-        if sum(outputs) >= least_outputs:
-            branches.append(branch)
-    return branches
+        weights = [ScaledConstant(node.inputs[1], summed_axis(node), -1) for node in nodes]
+        if sum(model.constants[one.tensor].dims[1 - one.axis] for one in weights) >= least_outputs:
+            exponents = (0,) * ((model.shape(tensor) or ())[-1] or 0)
+            constants = (ScaledConstant(branch.factors, 0), *weights)
+            changes.append(Equalization(exponents=exponents, constants=constants, branch=branch))
+    return tuple(changes)
 
 
 def _is_normalized(model: Model, tensor: str) -> bool:
@@ -365,11 +372,6 @@ def _is_normalized(model: Model, tensor: str) -> bool:
     return maker is not None
 
 
-def _summed_axis(node: Node) -> int:
-    """The axis of the weight of a MatMul or Gemm that products are summed over."""
-    return int(bool(node.attributes.get("transB", 0)))
-
-
 def _may_scale(model: Model, node: Node) -> bool:
     """Whether a linear operator's weight can be divided by factors of its input's last axis."""
     if node.op_type not in ("Gemm", "MatMul") or not is_default(node) or node.scope:
@@ -378,21 +380,8 @@ def _may_scale(model: Model, node: Node) -> bool:
     shape = model.shape(source)
     if weight is None or shape is None or node.attributes.get("transA", 0) or source in model.constants:
         return False
-    axis = _summed_axis(node)
+    axis = summed_axis(node)
     is_private = len(model.consumers[node.inputs[1]]) == 1
     is_plain = weight.data_type == TensorProto.FLOAT and model.elem_type(source) == TensorProto.FLOAT
     has_channels = len(shape) > 1 and len(weight.dims) == 2 and shape[-1] == weight.dims[axis]
     return is_private and is_plain and has_channels and weight.dims[axis] > 1
-
-
-def branched(model: Model) -> tuple[Equalization, ...]:
-    """A change without effect, all exponents zero, for each branch of a model that may have factors."""
-    sources = {absorber.source for chain in find_chains(model) for absorber in chain.absorbers}
-    changes = []
-    for branch in find_branches(model, sources):
-        readers = map(model.by_name.__getitem__, branch.readers)
-        weights = (ScaledConstant(node.inputs[1], _summed_axis(node), -1) for node in readers)
-        exponents = (0,) * ((model.shape(branch.tensor) or ())[-1] or 0)
-        constants = (ScaledConstant(branch.factors, 0), *weights)
-        changes.append(Equalization(exponents=exponents, constants=constants, branch=branch))
-    return tuple(changes)

@@ -6,10 +6,9 @@ compares the float models.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,22 +24,6 @@ from qdqspec.qdq.scales import along
 from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons
 from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.types import Consumer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairFacts:
-    """A pair of one model. Without numbers, ``problem`` is the reason. ``scale`` is in channel order."""
-
-    tensor: str
-    format: str
-    scale: tuple[float, ...]
-    zero_point: tuple[float, ...]
-    axis: int | None
-    block: int
-    weight: bool
-    stored: bool
-    problem: str = ""
-    dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +47,19 @@ class PairDiff:
 
     tensor: str
     readers: tuple[str, ...]
-    before: PairFacts | None
-    after: PairFacts | None
+    before: FoundPair | None
+    after: FoundPair | None
     changes: tuple[Change, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The form in JSON; scales are in channel order."""
+        return {
+            "tensor": self.tensor,
+            "readers": self.readers,
+            "before": None if self.before is None else _list_numbers(self.before),
+            "after": None if self.after is None else _list_numbers(self.after),
+            "changes": [asdict(change) for change in self.changes],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,24 +150,24 @@ def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
         end.node if end.node.startswith("graph output '") else f"{end.node}:{end.input}"
         for end in sorted(ends)
     )
-    facts = [None if pair is None else _facts(pair) for pair in pairs]
-    return PairDiff(tensor=tensor, readers=tuple(readers), before=facts[0], after=facts[1], changes=changes)
+    return PairDiff(tensor=tensor, readers=tuple(readers), before=before, after=after, changes=changes)
 
 
-def _facts(pair: FoundPair) -> PairFacts:
+def _list_numbers(pair: FoundPair) -> dict[str, object]:
+    """A pair in JSON. ``dynamic`` is whether scales of blocks are computed at run time and multiplied by ``scale``."""
     numbers = pair.numbers
-    return PairFacts(
-        tensor=pair.tensor,
-        format="" if numbers is None else numbers.format,
-        scale=() if numbers is None else tuple(numbers.step.reshape(-1).tolist()),
-        zero_point=() if numbers is None else tuple(numbers.zero_point.reshape(-1).tolist()),
-        axis=None if numbers is None else numbers.axis,
-        block=0 if numbers is None else numbers.block,
-        weight=pair.weight,
-        stored=pair.stored,
-        problem=pair.problem,
-        dynamic=numbers is not None and numbers.dynamic,
-    )
+    return {
+        "tensor": pair.tensor,
+        "format": "" if numbers is None else numbers.format,
+        "scale": [] if numbers is None else numbers.step.reshape(-1).tolist(),
+        "zero_point": [] if numbers is None else numbers.zero_point.reshape(-1).tolist(),
+        "axis": None if numbers is None else numbers.axis,
+        "block": 0 if numbers is None else numbers.block,
+        "weight": pair.weight,
+        "stored": pair.stored,
+        "problem": pair.problem,
+        "dynamic": numbers is not None and numbers.dynamic,
+    }
 
 
 def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
@@ -292,10 +285,10 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
         "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
         "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
         "scale_change": _bound_scales([change for pair in diff.changed for change in pair.changes]),
-        "added": [dataclasses.asdict(pair) for pair in diff.added],
-        "removed": [dataclasses.asdict(pair) for pair in diff.removed],
-        "changed": [dataclasses.asdict(pair) for pair in diff.changed],
-        "skeleton": {"same": not diff.skeleton.differs, **dataclasses.asdict(diff.skeleton)},
+        **{
+            name: [pair.to_json() for pair in getattr(diff, name)] for name in ("added", "removed", "changed")
+        },
+        "skeleton": {"same": not diff.skeleton.differs, **asdict(diff.skeleton)},
     }
 
 
@@ -329,8 +322,8 @@ def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
 
 
 def _write_headline(diff: QdqDiff) -> str:
-    counts = {"added": diff.added, "removed": diff.removed, "changed": diff.changed}
-    pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
+    counts = {word: len(getattr(diff, word)) for word in ("added", "removed", "changed")}
+    pairs = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
     none = "" if pairs or equal else "no Q/DQ in either; "
     if none and diff.left:
@@ -359,19 +352,20 @@ def _write_place(pair: PairDiff) -> str:
     return f"{plain(pair.tensor, 48)} > {list_text(readers, 2)}"
 
 
-def _describe_pair(facts: PairFacts) -> str:
-    if facts.problem:
-        return facts.problem
-    blocks = f" in blocks of {facts.block}" if facts.block else ""
-    if facts.dynamic:
-        factor = "" if facts.scale[0] == 1 else f", times {facts.scale[0]:.5g}"
-        return f"{facts.format}{blocks}, scales found at run time{factor}"
-    scale = f"scale {facts.scale[0]:.5g}"
-    if len(facts.scale) > 1:
-        bounds = f"{min(facts.scale):.4g} to {max(facts.scale):.4g}"
-        scale = f"{len(facts.scale)} scales on axis {facts.axis}, {bounds}"
-    kept = "" if not facts.weight else ", stored as integers" if facts.stored else ", a float weight"
-    return f"{facts.format}{blocks}, {scale}, zero point {_write_points(facts.zero_point)}{kept}"
+def _describe_pair(pair: FoundPair) -> str:
+    numbers = pair.numbers
+    if numbers is None:
+        return pair.problem
+    blocks = f" in blocks of {numbers.block}" if numbers.block else ""
+    first = numbers.step.flat[0]
+    if numbers.dynamic:
+        return f"{numbers.format}{blocks}, scales found at run time{'' if first == 1 else f', times {first:.5g}'}"
+    scale = f"scale {first:.5g}"
+    if numbers.step.size > 1:
+        bounds = f"{numbers.step.min():.4g} to {numbers.step.max():.4g}"
+        scale = f"{numbers.step.size} scales on axis {numbers.axis}, {bounds}"
+    kept = "" if not pair.weight else ", stored as integers" if pair.stored else ", a float weight"
+    return f"{numbers.format}{blocks}, {scale}, zero point {_write_points(numbers.zero_point)}{kept}"
 
 
 def _bound_scales(changes: Iterable[Change]) -> tuple[float, float] | None:

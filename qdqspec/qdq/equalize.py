@@ -76,47 +76,33 @@ def equalized(model: Model, changes: Collection[Equalization]) -> Model:
         raise PlacementError("channels cannot be scaled exactly", where=model.where)
     proto = _replace_constants(model.flat, scaling.values)
     branches = [change.branch for change in changes if change.branch is not None]
-    _insert_products(proto, model, branches, {one.factors: scaling.of(one.factors) for one in branches})
+    # the product of each branch comes before its first reader
+    of_reader = {(branch.tensor, name): branch for branch in branches for name in branch.readers}
+    names = {node.outputs[0]: node.name for node in model.nodes if node.outputs and not node.scope}
+    nodes, made = list[onnx.NodeProto](), set[Branch]()
+    for node in proto.graph.node:
+        name = names.get(node.output[0], "") if node.output else ""
+        branch = of_reader.get((node.input[0], name)) if node.input else None
+        if branch is not None:
+            if branch not in made:
+                inputs, factors = [branch.tensor, branch.factors], scaling.of(branch.factors)
+                nodes.append(helper.make_node("Mul", inputs, [branch.product], name=branch.product))
+                proto.graph.initializer.append(numpy_helper.from_array(factors, branch.factors))
+                made.add(branch)
+            node.input[0] = branch.product
+        nodes.append(node)
+    if made:
+        refill(proto.graph.node, nodes)
     records = [change.record for change in (*held_equalizations(model.flat), *changes)]
     refill(proto.metadata_props, [prop for prop in proto.metadata_props if prop.key != EQUALIZED])
     proto.metadata_props.add(key=EQUALIZED, value=json.dumps(records))
     return Model(proto, path=model.path)
 
 
-def _insert_products(
-    proto: onnx.ModelProto, model: Model, branches: Iterable[Branch], factors: Mapping[str, Array]
-) -> None:
-    """Insert the product of each branch before its first reader, into a copy of the flat form of ``model``."""
-    of_reader = {(branch.tensor, name): branch for branch in branches for name in branch.readers}
-    if not of_reader:
-        return
-    names = {node.outputs[0]: node.name for node in model.nodes if node.outputs and not node.scope}
-    nodes: list[onnx.NodeProto] = []
-    made = set[Branch]()
-    for node in proto.graph.node:
-        name = names.get(node.output[0], "") if node.output else ""
-        branch = of_reader.get((node.input[0], name)) if node.input else None
-        if branch is not None:
-            if branch not in made:
-                inputs = [branch.tensor, branch.factors]
-                nodes.append(helper.make_node("Mul", inputs, [branch.product], name=branch.product))
-                proto.graph.initializer.append(
-                    numpy_helper.from_array(factors[branch.factors], branch.factors)
-                )
-                made.add(branch)
-            node.input[0] = branch.product
-        nodes.append(node)
-    refill(proto.graph.node, nodes)
-
-
-def branches_of(model: Model) -> tuple[Equalization, ...]:
-    """The changes of a model whose factors are in inserted products."""
-    return tuple(change for change in held_equalizations(model.flat) if change.branch is not None)
-
-
-def products_of(model: Model) -> frozenset[str]:
-    """The names of the products that are inserted in a model."""
-    return frozenset(change.branch.product for change in branches_of(model) if change.branch is not None)
+def branches_of(model: Model) -> dict[str, Equalization]:
+    """The changes of a model whose factors are in inserted products, by the names of the products."""
+    held = held_equalizations(model.flat)
+    return {change.branch.product: change for change in held if change.branch is not None}
 
 
 def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
@@ -135,11 +121,7 @@ def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPr
     before = _replace_constants(proto, new)
     refill(before.metadata_props, [prop for prop in before.metadata_props if prop.key != EQUALIZED])
     branches = [change.branch for change in changes if change.branch is not None]
-    if not branches:
-        return before
-    tensors = {
-        branch.product: branch.tensor for branch in branches
-    }  # which the readers of the products read again
+    tensors = {branch.product: branch.tensor for branch in branches}  # which their readers read again
     factors = {branch.factors for branch in branches}
     graph = before.graph
     nodes = [node for node in graph.node if not (node.output and node.output[0] in tensors)]

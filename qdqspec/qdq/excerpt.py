@@ -100,7 +100,15 @@ class Excerpts:
         fixed = {name for name in inputs if values[name].ndim < 2 and values[name].dtype.kind in "iub"}
         refill(proto.graph.input, [given for given in proto.graph.input if given.name not in fixed])
         proto.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in sorted(fixed))
-        readers = {name: _read_outside(proto, index) for index, name in enumerate(results)}
+        readers = {}
+        for output in proto.graph.output:  # a node after each result becomes the output in its place
+            name = f"{output.name}:outside"
+            readers[output.name] = Consumer(name, 0)
+            proto.graph.node.append(helper.make_node("Identity", [output.name], [name], name=name))
+            if output.type.tensor_type.elem_type != TensorProto.UNDEFINED:
+                # the tensor is an inner one now, and its type is needed for pairs
+                proto.graph.value_info.append(output)
+            output.name = name
         return Excerpt(
             model=Model(proto, path=self._path),
             nodes=frozenset(inside),
@@ -113,15 +121,3 @@ class Excerpts:
         owned = self._model.nodes_inside if self._model.has_bodies else {}
         every = {*nodes, *(inner.name for name in nodes for inner in owned.get(name, ()))}
         return sorted((self._model.by_name[name] for name in every), key=lambda node: node.index)
-
-
-def _read_outside(proto: onnx.ModelProto, index: int) -> Consumer:
-    """Add a node after a result, which becomes the output in its place."""
-    output = proto.graph.output[index]
-    name = f"{output.name}:outside"
-    proto.graph.node.append(helper.make_node("Identity", [output.name], [name], name=name))
-    if output.type.tensor_type.elem_type != TensorProto.UNDEFINED:
-        # the tensor is an inner one now, and its type is needed for pairs
-        proto.graph.value_info.append(output)
-    output.name = name
-    return Consumer(name, 0)

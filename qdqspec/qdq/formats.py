@@ -106,18 +106,6 @@ def number_format(name: str) -> NumberFormat:
     return FORMATS[name]
 
 
-def format_stored_as(
-    elem_type: str, block: int = 0, scale_type: int | None = None, *, at_run_time: bool = False
-) -> NumberFormat | None:
-    """The format with this storage of numbers and scales; ``elem_type`` is the ONNX name in lower case."""
-    wanted = elem_type, block, scale_type, at_run_time
-    for fmt in FORMATS.values():
-        name = str(_Type.DataType.Name(fmt.elem_type)).lower()
-        if (name, fmt.block, fmt.scale_type, fmt.at_run_time) == wanted:
-            return fmt
-    return None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantParams:
     """Scale and zero point of one Q/DQ pair.

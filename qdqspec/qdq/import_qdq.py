@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from onnx import TensorProto
 
 from qdqspec._core.units import count_text, names_text
 from qdqspec.graph.conversion import converted_like, is_converted
@@ -19,10 +20,10 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
-from qdqspec.qdq.formats import NumberFormat, format_stored_as
+from qdqspec.qdq.formats import FORMATS, NumberFormat
 from qdqspec.qdq.match import fit_pairs, positions
 from qdqspec.qdq.pair_numbers import Numbers
-from qdqspec.qdq.quantizer import MOST_STEPS, rounding_text
+from qdqspec.qdq.quantizer import MOST_STEPS, packed
 from qdqspec.qdq.scales import quantize
 from qdqspec.qdq.scheme_file import params_of
 from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
@@ -49,14 +50,6 @@ class Imported:
     notes: tuple[str, ...] = ()
     positions: Mapping[str, str] = field(default_factory=dict)
     is_converted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A placement for one float model, and notes on the sites that do not fit it."""
-
-    placement: Placement
-    notes: tuple[str, ...] = ()
 
 
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
@@ -111,16 +104,15 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     )
 
 
-def placement_for(model: Model, quantized: Model) -> Fitted:
-    """The placement of a quantized model as a placement of ``model``, its float original or a similar one.
+def placement_for(model: Model, quantized: Model) -> tuple[Placement, tuple[str, ...]]:
+    """The placement of a quantized model for ``model``, its float original or a similar one, and notes on other sites.
 
     Sites are matched by the nodes that read them, because tools rename tensors. For warm starts: a search
     calibrates again, so that the numbers are not needed.
     """
     imported = import_placement(quantized, model)
     fitted = fit_pairs(model, imported.pairs, imported.positions, with_numbers=False)
-    notes = (*imported.notes, *_group_notes(fitted.reasons.items(), most=3))
-    return Fitted(placement=fitted.placement, notes=notes)
+    return fitted.placement, (*imported.notes, *_group_notes(fitted.reasons.items(), most=3))
 
 
 def _explain_inexpressible(pair: FoundPair) -> str:
@@ -149,8 +141,13 @@ def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
 
 
 def _find_format(numbers: Numbers) -> NumberFormat | None:
-    at_run_time = numbers.dynamic and not numbers.block
-    return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
+    """The format that stores its numbers and scales in this way."""
+    stored = numbers.block, numbers.scale_type, numbers.dynamic and not numbers.block
+    for fmt in FORMATS.values():
+        name = TensorProto.DataType.Name(fmt.elem_type).lower()
+        if name == numbers.format and (fmt.block, fmt.scale_type, fmt.at_run_time) == stored:
+            return fmt
+    return None
 
 
 def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[PlacedPair, int]:
@@ -182,9 +179,10 @@ def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[Pl
     stored = model.array(pair.quantized)
     weight = floats.of(pair.tensor).astype(np.float32, copy=False)
     nearest = quantize(weight, params_of(placed, weight.shape))
-    steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
+    apart = stored.astype(np.float64) - nearest.astype(np.float64)
+    steps = math.ceil(np.abs(apart).max(initial=0))
     if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
-        return replace(placed, rounding=rounding_text(stored, nearest)), 0
+        return replace(placed, rounding=packed(apart.astype(np.int8))), 0
     return placed, steps
 
 

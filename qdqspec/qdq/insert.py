@@ -51,11 +51,7 @@ class Inserted:
 
 
 def insert_qdq(
-    model: Model,
-    placement: Placement,
-    numbers: QuantSource,
-    *,
-    floating: frozenset[Site] = frozenset(),
+    model: Model, placement: Placement, numbers: QuantSource, *, floating: frozenset[Site] = frozenset()
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
@@ -92,19 +88,6 @@ class Inserter:
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
         sites = placement.ordered
-        self._refuse_overlap(sites)
-        floats = {site.tensor: self._maker.float_name(site.tensor) for site in sites if makes_output(site)}
-        inserts = [one for site in sites for one in self._make(site, floats.get(site.tensor, ""))]
-        base = self._base(max((self._model.opset, *(pair.opset for _, pair in inserts))))
-        candidate = base.with_pairs(inserts, floats)
-        if any(site.format == RUN_TIME for site in sites):
-            candidate = with_kernels(candidate)
-        if self._model.has_bodies:  # integers go where the float weight is
-            instead = {pair.integer.name: site.tensor for site, pair in inserts if pair.integer is not None}
-            candidate = closed(candidate, instead)
-        return Inserted(candidate, base.notes)
-
-    def _refuse_overlap(self, sites: Iterable[Site]) -> None:
         seen: set[Consumer] = set()
         for site in sites:
             for end in seen.intersection(site.consumers):
@@ -115,6 +98,16 @@ class Inserter:
                     cure="name each consumer in one site only",
                 )
             seen.update(site.consumers)
+        floats = {site.tensor: self._maker.float_name(site.tensor) for site in sites if makes_output(site)}
+        inserts = [one for site in sites for one in self._make(site, floats.get(site.tensor, ""))]
+        base = self._base(max((self._model.opset, *(pair.opset for _, pair in inserts))))
+        candidate = base.with_pairs(inserts, floats)
+        if any(site.format == RUN_TIME for site in sites):
+            candidate = with_kernels(candidate)
+        if self._model.has_bodies:  # integers go where the float weight is
+            instead = {pair.integer.name: site.tensor for site, pair in inserts if pair.integer is not None}
+            candidate = closed(candidate, instead)
+        return Inserted(candidate, base.notes)
 
     def _make(self, site: Site, source: str) -> list[_Insert]:
         """The pairs of a site, made once: one for each graph that reads it, as kernels are fused within a graph.
@@ -156,9 +149,8 @@ class _Base:
 
     def with_pairs(self, inserts: Iterable[_Insert], floats: Mapping[str, str]) -> onnx.ModelProto:
         """The model with these pairs; ``floats`` are the new names of graph outputs before their pairs."""
-        placed = sorted(
-            ((self._place(site), site, pair) for site, pair in inserts), key=lambda one: one[0][0]
-        )
+        found = ((self._place(site), site, pair) for site, pair in inserts)
+        placed = sorted(found, key=lambda one: one[0][0])
         proto = copied(self._flat)
         graph, nodes = proto.graph, proto.graph.node
         for index in {index for name in floats for index in self._ends_of_outputs[name]}:
@@ -175,9 +167,8 @@ class _Base:
                 self._replace_constant(graph, pair.bias.value.name, pair.bias.value)
             nodes.extend(pair.nodes)
             order += [(index, 0)] * len(pair.nodes)
-        self._store_weights(
-            graph, [(site, pair.integer) for _, site, pair in placed if pair.integer is not None]
-        )
+        stored = [(site, pair.integer) for _, site, pair in placed if pair.integer is not None]
+        self._store_weights(graph, stored)
         keys = iter(order)
         nodes.sort(key=lambda _: next(keys))  # the pairs of an index before the node
         if all(one.domain != DOMAIN for one in proto.opset_import) and any(
@@ -200,9 +191,7 @@ class _Base:
                 replaced.add(site.tensor)
             else:
                 graph.initializer.append(integer)
-        if any(
-            value.name in replaced for value in graph.input
-        ):  # callers can no longer feed the float weight
+        if replaced:  # callers can no longer feed the float weight
             refill(graph.input, [value for value in graph.input if value.name not in replaced])
 
     def _replace_constant(self, graph: onnx.GraphProto, name: str, value: TensorProto) -> None:
@@ -228,14 +217,13 @@ class _Base:
         ]
         ends = tuple(dict.fromkeys(places))
         producer = self._raised.producer.get(site.tensor)
-        is_captured = (
-            producer is not None
-            and self._scopes
-            and any(self._scopes[index] != self._scopes[producer] for index, _ in ends)
-        )
-        if producer is None or site.tensor in self._model.constants or is_captured:
-            return min(index for index, _ in ends), ends
-        return producer + 1, ends
+        if producer is not None and site.tensor not in self._model.constants:
+            scopes = {
+                self._scopes[index] for index in (producer, *(index for index, _ in ends)) if self._scopes
+            }
+            if len(scopes) < 2:
+                return producer + 1, ends
+        return min(index for index, _ in ends), ends
 
     @cached_property
     def _ends_of_outputs(self) -> Mapping[str, list[int]]:

@@ -32,14 +32,6 @@ STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bi
 _PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
 
 
-@dataclass(slots=True, kw_only=True)
-class Found:
-    """The sites of a site in a model, one for each tensor that its consumers read; or the reasons why it is missing."""
-
-    sites: tuple[Site, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-
 @dataclass
 class Matcher:
     """Finds sites in one model. ``known`` are positions of nodes in the model that the sites come from."""
@@ -47,11 +39,14 @@ class Matcher:
     model: Model
     known: Mapping[str, str] = field(default_factory=dict)
 
-    def find(self, site: Site) -> Found:
-        """The sites of a site in this model. A site that fits by its own names is returned unchanged."""
+    def find(self, site: Site) -> tuple[list[Site], list[str]]:
+        """The sites of a site in this model, one for each tensor that its consumers read, and reasons against others.
+
+        A site that fits by its own names is returned unchanged.
+        """
         why = misfit(self.model, site)
         if why is None:
-            return Found(sites=(site,))
+            return [site], []
         read: dict[str, list[Consumer]] = {}
         reasons: list[str] = []
         for end in site.consumers:
@@ -77,7 +72,7 @@ class Matcher:
                 sites.append(moved)
             else:
                 reasons.append(other)
-        return Found(sites=tuple(sites), reasons=tuple(dict.fromkeys(reasons or (() if sites else (why,)))))
+        return sites, list(dict.fromkeys(reasons or ([] if sites else [why])))
 
     def _node(self, name: str) -> Node | None:
         """The node of that name, or else of its position; it must have the same operator.
@@ -135,9 +130,8 @@ def fit_pairs(
     reasons: dict[str, str] = {}
     taken: set[Consumer] = set()
     for pair in pairs:
-        found = matcher.find(pair.site)
-        problems = list(found.reasons)
-        for site in found.sites:
+        sites, problems = matcher.find(pair.site)
+        for site in sites:
             there = replace(pair, site=site)
             if with_numbers and (why := _explain_numbers(model, there)) is not None:
                 problems.append(why)

@@ -198,7 +198,7 @@ def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | N
             return Numbers(format="uint8", scale=one, zero_point=zero, dynamic=True)
         values = model.array(
             quantize.inputs[0]
-        )  # the operator computes these numbers, by its definition in ONNX
+        )  # the operator computes the numbers, by its definition in ONNX
         low, high = (np.float32(limit) for limit in (values.min(initial=0), values.max(initial=0)))
         scale = np.array((high - low) / np.float32(255) or 1, np.float32)
         zero_point = np.array(np.clip(np.rint(-low / scale), 0, 255), np.float32)
@@ -240,10 +240,8 @@ def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Num
     if node.inputs[1] not in model.constants and maker is not None:
         stored, factor = model.constants[maker.inputs[0]].data_type, model.array(maker.inputs[1])
         if len(maker.inputs) == 2 and factor.size == 1:
-            scale, outer = (
-                model.array(maker.inputs[0]).astype(np.float32),
-                factor.astype(np.float32).reshape(()),
-            )
+            scale = model.array(maker.inputs[0]).astype(np.float32)
+            outer = factor.astype(np.float32).reshape(())
         else:
             stored = TensorProto.FLOAT  # only the result of the operator is known
     elif not is_pair_op(node.proto):

@@ -21,15 +21,7 @@ from yaml.events import AliasEvent
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.check import first_line
 from qdqspec.graph.regions.pattern import PatternGranularity
-from qdqspec.graph.storage import write_text
-from qdqspec.qdq.region_schemes import (
-    Frames,
-    Scheme,
-    find_ends,
-    parse_scheme,
-    placement_of,
-    schemes_of,
-)
+from qdqspec.qdq.region_schemes import Frames, Scheme, find_ends, parse_scheme, placement_of, schemes_of
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial
 
@@ -153,9 +145,8 @@ def warm_starts(
     for framed, chosen in zip(frames, schemes, strict=True):
         for region in (region for region in framed.leaves if region.id not in known):
             frame = framed.of(region.id)
-            for entry in usable.get(
-                frame.pattern, ()
-            ):  # the best of which all places exist: a cache may contain any
+            # the best of which all places exist: a cache may contain any
+            for entry in usable.get(frame.pattern, ()):
                 if all(find_ends(framed, frame, site.place) is not None for site in entry.scheme.sites):
                     chosen[region.id] = entry.scheme
                     known.add(region.id)
@@ -175,11 +166,6 @@ SCHEMA_VERSION = 1
 MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
 _WIDE = 2**20  # characters before a line is broken: one line per scheme
 _CURE = "delete it, and let a tuning run write it anew"
-
-
-def write_cache(path: Path, cache: PatternCache) -> None:
-    """Write a cache atomically. Raises `OutputError` if it cannot be written."""
-    write_text(path, cache_text(cache))
 
 
 def cache_text(cache: PatternCache) -> str:
@@ -223,12 +209,9 @@ _Dumper.add_representer(
 def read_cache(path: Path) -> PatternCache:
     """Read a cache. Raises `StateError` naming the file if it is missing, damaged, or not a cache."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise StateError(
-                f"a pattern cache has at most {MOST_BYTES:,} bytes, not {path.stat().st_size:,}",
-                where=path,
-                cure=_CURE,
-            )
+        if (size := path.stat().st_size) > MOST_BYTES:
+            what = f"a pattern cache has at most {MOST_BYTES:,} bytes, not {size:,}"
+            raise StateError(what, where=path, cure=_CURE)
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise StateError(f"the pattern cache cannot be read: {error.strerror}", where=path) from None
@@ -239,17 +222,15 @@ def read_cache(path: Path) -> PatternCache:
         if any(isinstance(event, AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise yaml.YAMLError("a pattern cache has no aliases")
     except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
-        raise StateError(
-            f"the pattern cache is not YAML: {first_line(error)}", where=path, cure=_CURE
-        ) from None
+        what = f"the pattern cache is not YAML: {first_line(error)}"
+        raise StateError(what, where=path, cure=_CURE) from None
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
-        raise StateError(
-            f"this is not a pattern cache: {place}: {problem['msg']}", where=path, cure=_CURE
-        ) from None
+        what = f"this is not a pattern cache: {place}: {problem['msg']}"
+        raise StateError(what, where=path, cure=_CURE) from None
     entries: dict[Key, tuple[CacheEntry, ...]] = {}
     texts: dict[str, str] = {}
     for part in file.caches:

@@ -130,29 +130,28 @@ class Quantizer:
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""
-        found = []
-        for site in sorted(placement.sites, key=lambda site: (site.tensor, site.consumers)):
-            params = self.params(site)
-            pair = PlacedPair(
+        sites = sorted(placement.sites, key=lambda site: (site.tensor, site.consumers))
+        return tuple(
+            PlacedPair(
                 site=site,
                 scale=tuple(params.scale.reshape(-1).tolist()),
                 zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
                 outer=None if params.outer is None else float(params.outer),
                 bias=shift_text(self.bias_shift(site)),
             )
-            found.append(pair)
-        return tuple(found)
+            for site, params in zip(sites, map(self.params, sites), strict=True)
+        )
 
     def _of_activation(self, site: Site) -> QuantParams:
-        if number_format(site.format).at_run_time:
-            return run_time_params(number_format(site.format))
+        fmt = number_format(site.format)
+        if fmt.at_run_time:
+            return run_time_params(fmt)
         if site.tensor not in self._ranges:
             raise PlacementError(
                 f"tensor '{site.tensor}' has no calibrated range, so it cannot be quantized",
                 where=self.model.where,
                 cure="calibrate it, or take the site out of the placement",
             )
-        fmt = number_format(site.format)
         if fmt.dynamic:
             return dynamic_params(self._ranges[site.tensor], fmt, site.axis)
         return activation_params(self._ranges[site.tensor], fmt, symmetric=self.symmetric_activations)
@@ -210,11 +209,6 @@ class Quantizer:
 
 
 # ---- corrections as text ----------------------------------------------------------------------------
-
-
-def rounding_text(integers: Array, nearest: Array) -> str:
-    """The differences of integers from the nearest ones, at most `MOST_STEPS`, as text: one byte each."""
-    return packed((integers.astype(np.int64) - nearest.astype(np.int64)).astype(np.int8))
 
 
 def shift_text(shift: npt.NDArray[np.float32] | None) -> str:

@@ -24,7 +24,6 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
-from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.unify import joined
 
 _STEPS = 255  # of an 8-bit range
@@ -123,15 +122,12 @@ def saturations(
     ``kept`` tensor.
     """
     found: dict[str, Saturation] = {}
-    fixed = {*model.constants}
-    if model.flat.ir_version >= IR_WITH_FREE_INITIALIZERS:  # an input may replace its initializer
-        fixed -= {i.name for i in model.flat.graph.input}
     shown = model.captured.union(model.outputs)
     for group in tied_groups(model, ranges):
         span = ranges[group[0]]
         if span.high == span.low or not {*kept}.isdisjoint(group):
             continue
-        function = _Function(model, fixed, shown, group, most_nodes)
+        function = _Function(model, shown, group, most_nodes)
         if function.results and not function.is_seen_whole:
             end = _find_ends(function, span, tolerance)
             if end is not None:
@@ -142,19 +138,12 @@ def saturations(
 class _Function:
     """The elementwise ``nodes`` that read the values of a group of tensors, and their ``results`` that others read.
 
-    ``fixed`` are constants, ``shown`` the tensors that callers and bodies read. The function ``is_seen_whole`` if an
+    ``shown`` are the tensors that callers and bodies read. The function ``is_seen_whole`` if an
     operator or a caller distinguishes all values.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        fixed: Collection[str],
-        shown: Collection[str],
-        group: tuple[str, ...],
-        most_nodes: int,
-    ) -> None:
-        self.model, self.group = model, group
+    def __init__(self, model: Model, shown: Collection[str], group: tuple[str, ...], most_nodes: int) -> None:
+        self.model, self.group, fixed = model, group, model.fixed_constants
         self.nodes: list[onnx.NodeProto] = []
         same, made, read = {*self.group}, set[str](), set[str]()
         waiting = self._find_readers(self.group)
@@ -188,8 +177,7 @@ class _Function:
 
     def _find_readers(self, tensors: Iterable[str]) -> set[int]:
         """The indexes of the nodes that read these tensors."""
-        ends = (end for tensor in tensors for end in self.model.consumers.get(tensor, ()))
-        return {self.model.by_name[end.node].index for end in ends}
+        return {node.index for tensor in tensors for node in self.model.readers(tensor)}
 
     def channels(self) -> tuple[int, ...] | None:
         """The shape of all constants together, with one function for each of its elements; ``None`` if it has none."""

@@ -75,9 +75,8 @@ class Recognition:
             if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
         for node in (node for node in self.model.nodes if is_op(node, "QuantizeLinear")):
-            ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
-            all_removed = all(self._is_removed(self.model.by_name[end.node]) for end in ends)
-            if all_removed and not any(map(self._is_read_outside, node.outputs)):
+            readers = (reader for output in node.outputs for reader in self.model.readers(output))
+            if all(map(self._is_removed, readers)) and not any(map(self._is_read_outside, node.outputs)):
                 self.removed.add(node.index)
             else:
                 self.left.setdefault("has an integer output that others read", []).append(node.name)
@@ -99,7 +98,14 @@ class Recognition:
         elif not is_constant(self.model, node.inputs):
             reason = "has a scale or zero point that is computed"
         else:
-            self._take_weight(node)
+            name = self.weights.name(node)
+            if name != node.outputs[0]:
+                self.alias[node.outputs[0]] = name
+            if name == node.outputs[0] or name not in self.model.constants:
+                if name not in self.floats:
+                    self.floats[name] = node
+                    self.weights.note(node, name)
+                self._stored.setdefault(name, []).append(source)
         if reason:
             self.left.setdefault(reason, []).append(node.name)
         else:
@@ -116,7 +122,9 @@ class Recognition:
         if self._rescales(quantize, dequantize):
             self.rescaled.append(before)
         before = self.now(before)
-        if self._leaves_body(before, after):
+        maker = self.model.producer.get(before)
+        scope = "" if maker is None else maker.scope
+        if any(reader.is_marker and reader.scope != scope for reader in self.model.readers(after)):
             return "makes an output of a body out of a tensor of another graph"
         if after not in self.model.outputs:
             self.alias[after] = before
@@ -139,32 +147,11 @@ class Recognition:
                 return True
         return False
 
-    def _leaves_body(self, before: str, after: str) -> bool:
-        """Whether a tensor is an output of a body, and its replacement is of another graph."""
-        if not self.model.has_bodies:
-            return False
-        readers = [self.model.by_name[end.node] for end in self.model.consumers.get(after, ())]
-        maker = self.model.producer.get(before)
-        scope = "" if maker is None else maker.scope
-        return any(reader.is_marker and reader.scope != scope for reader in readers)
-
-    def _take_weight(self, node: Node) -> None:
-        name = self.weights.name(node)
-        if name != node.outputs[0]:
-            self.alias[node.outputs[0]] = name
-            if name in self.model.constants:
-                return
-        if name not in self.floats:
-            self.floats[name] = node
-            self.weights.note(node, name)
-        self._stored.setdefault(name, []).append(node.inputs[0])
-
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
         if node.index in self.removed or not makes_scale(self.model, node.outputs[0]):
             return node.index in self.removed
-        ends = self.model.consumers[node.outputs[0]]
-        return all(self.model.by_name[end.node].index in self.removed for end in ends)
+        return all(reader.index in self.removed for reader in self.model.readers(node.outputs[0]))
 
     def _is_read_outside(self, tensor: str) -> bool:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
@@ -191,10 +178,8 @@ class Recognition:
                 work.extend(producer.inputs)
 
     def _is_unread(self, tensor: str) -> bool:
-        ends = self.model.consumers.get(tensor, ())
-        return not self._is_read_outside(tensor) and all(
-            self.model.by_name[e.node].index in self.removed for e in ends
-        )
+        is_removed = (reader.index in self.removed for reader in self.model.readers(tensor))
+        return not self._is_read_outside(tensor) and all(is_removed)
 
     def float_weight(self, name: str) -> TensorProto:
         """The float weight of that name. Computed on demand: all weights together are as large as the float model."""
@@ -354,11 +339,11 @@ class FloatWeights:
         the integer tensor's name without the suffix ``_quantized``; else the node's output.
         """
         model, output, stored = self.model, node.outputs[0], node.inputs[0]
-        name = (
-            metadata(node.proto, CARRIED)
-            or self._name_in_reference(node)
-            or stored.removesuffix("_quantized")
-        )
+        by_name = self.reference.by_name if self.reference is not None else {}
+        ends = model.consumers.get(output, ())
+        read = [by_name[end.node].input_at(end.input) for end in ends if end.node in by_name]
+        in_reference = next((name for name in read if self._original(node, name) is not None), None)
+        name = metadata(node.proto, CARRIED) or in_reference or stored.removesuffix("_quantized")
         if output in model.outputs or name == stored:
             return output
         known = model.constants.get(name)
@@ -384,13 +369,6 @@ class FloatWeights:
         same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
         return found if same else None
 
-    def _name_in_reference(self, node: Node) -> str | None:
-        for end in self.model.consumers.get(node.outputs[0], ()):
-            reader = self.reference.by_name.get(end.node) if self.reference else None
-            if reader is not None and self._original(node, reader.input_at(end.input)) is not None:
-                return reader.input_at(end.input)
-        return None
-
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
     """The tensor as a model in ``reader``'s folder can find it: external data is not moved.
@@ -398,12 +376,11 @@ def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProt
     Its file may be outside that folder, which ONNX does not allow: such data is included when the model is
     written.
     """
-    if not is_external(tensor) or owner.path is None or reader.path is None:
-        return tensor
-    if owner.path.parent == reader.path.parent:
+    there, here = owner.folder, reader.folder
+    if not is_external(tensor) or there is None or here is None or there == here:
         return tensor
     moved = copied(tensor)
     for entry in moved.external_data:
         if entry.key == "location":
-            entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
+            entry.value = os.path.relpath(there / entry.value, here)
     return moved

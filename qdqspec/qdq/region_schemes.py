@@ -163,11 +163,15 @@ class Frames:
             return 0, frame.position[maker.name], maker.outputs.index(tensor)
         ends = self.model.consumers.get(tensor, ())
         readers = sorted(frame.position[end.node] for end in ends if end.node in frame.position)
-        known = self.model.types.get(tensor)
-        shape = (
-            () if known is None or known.shape is None else tuple(-1 if d is None else d for d in known.shape)
+        elem_type, dims = self.model.elem_type(tensor), self.model.shape(tensor) or ()
+        shape = tuple(-1 if dim is None else dim for dim in dims)
+        return (
+            1,
+            tensor in self.model.constants,
+            -1 if elem_type is None else elem_type,
+            shape,
+            tuple(readers),
         )
-        return 1, tensor in self.model.constants, known.elem_type if known else -1, shape, tuple(readers)
 
 
 def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:

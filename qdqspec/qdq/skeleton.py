@@ -56,9 +56,7 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
     Inner tensors are identified by their producers, not by name.
     """
-    folded: tuple[
-        str, ...
-    ] = ()  # in one model, if the other one has folded its nodes and computed its weights
+    folded = tuple[str, ...]()  # in one model, if the other one has folded its nodes and computed its weights
     if (part := folded_like(a, b)) is not None:
         a, folded = part.model, part.missing
     elif (part := folded_like(b, a)) is not None:
@@ -126,8 +124,7 @@ def _find_source(model: Model, tensor: str) -> tuple[str, int]:
 def _compare_constants(
     a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps
 ) -> Iterator[str]:
-    reads = (model.by_name[name].inputs for model in (a, b))
-    for left, right in zip(*reads, strict=False):
+    for left, right in zip(a.by_name[name].inputs, b.by_name[name].inputs, strict=False):
         if left in a.constants and right in b.constants:
             steps = [_find_coarsest(a, left, steps_a), _find_coarsest(b, right, steps_b)]
             words = _compare_values(a, left, b, right, [step for step in steps if step is not None])

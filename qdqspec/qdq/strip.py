@@ -31,7 +31,7 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.storage import tensor_bytes
 from qdqspec.graph.trt import DOMAIN, is_pair_op
-from qdqspec.qdq.equalize import products_of, restored
+from qdqspec.qdq.equalize import branches_of, restored
 from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised
 from qdqspec.qdq.pair_numbers import Numbers, is_op, makes_scale, read_numbers
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
@@ -131,7 +131,7 @@ def strip_with_parts(
     found = recognize(model, expected, activations=activations)
     work = _Stripping(found)
     stripped = Model(work.build(), path=model.path)
-    products = products_of(model) - stripped.by_name.keys()
+    products = branches_of(model).keys() - stripped.by_name.keys()
     origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
@@ -320,12 +320,11 @@ def _have_same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model
         read.update((*node.input, *names_read_inside(node)))
     if not read.isdisjoint(its.keys() - mine.keys()):
         return False
-    base = None if reader.path is None else reader.path.parent
     for name, tensor in mine.items():
         same = its[name]
         if tensor != same and (
             (tensor.data_type, list(tensor.dims)) != (same.data_type, list(same.dims))
-            or tensor_bytes(tensor, base) != tensor_bytes(same, base)
+            or tensor_bytes(tensor, reader.folder) != tensor_bytes(same, reader.folder)
         ):
             return False
     nodes = (sorted(node.SerializeToString(deterministic=True) for node in g.node) for g in (left, right))

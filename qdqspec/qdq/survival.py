@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -25,10 +25,9 @@ from onnx import TensorProto
 from qdqspec._core import hooks
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.fold import fold_constants, with_constant_numbers
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.graph.ops import COPY_OPS, SHAPE_SOURCES
+from qdqspec.graph.ops import COPY_OPS, sources_of
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.pair_numbers import is_op, is_qdq, scale_of
 from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, find_pairs, strip_with_parts
@@ -80,16 +79,13 @@ class _After:
     source: Model
     model: Model
     mapping: hooks.Hook  # of the runtime whose optimizer made the graph, or of the default one
-    integers: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.integers = {n for n, t in self.model.constants.items() if t.data_type in _INTEGERS}
         for node in self.model.nodes:  # topological order
             # the result of a QGemm without an output scale is float
-            rescales = node.op_type.startswith("QLinear") or (
-                node.op_type == "QGemm" and any(node.inputs[7:8])
-            )
-            if node.op_type == "QuantizeLinear" or rescales or self._moves_integers(node):
+            makes = node.op_type == "QuantizeLinear" or (node.op_type == "QGemm" and any(node.inputs[7:8]))
+            if makes or node.op_type.startswith("QLinear") or self._moves_integers(node):
                 self.integers.update(node.outputs[:1])
 
     @cached_property
@@ -114,20 +110,9 @@ class _After:
         return found
 
     @cached_property
-    def needed(self) -> set[str]:
+    def needed(self) -> frozenset[str]:
         """The nodes of the source whose values reach a graph output; of others no more than the shape is read."""
-        ends: dict[str, list[str]] = {}  # the outputs of bodies, by the node that owns them
-        for node in self.source.nodes:
-            if node.domain == MARKERS and node.op_type == LEAVE:
-                ends.setdefault(node.name.rpartition("/")[0], []).extend(node.outputs)
-        found: set[str] = set()
-        todo = list(self.source.outputs)
-        while todo:
-            maker = self.source.producer.get(todo.pop())
-            if maker is not None and maker.name not in found and maker.op_type not in SHAPE_SOURCES:
-                found.add(maker.name)
-                todo += [*maker.inputs, *ends.get(maker.name, ())]
-        return found
+        return sources_of(self.source, self.source.outputs)
 
     def result(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""

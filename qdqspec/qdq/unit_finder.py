@@ -21,6 +21,7 @@ from qdqspec.graph.ops import (
     made_of_shapes,
     reads_data,
     setters_of_sizes,
+    summed_axis,
 )
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import BIAS_FORMAT, number_format
@@ -35,7 +36,6 @@ from qdqspec.qdq.units import (
     channel_axis,
     dynamic_misfit,
     is_dynamic_linear,
-    summed_axis,
     weight_input,
     weight_inputs,
 )
@@ -160,9 +160,9 @@ class UnitFinder:
         index = weight_input(self._model, node) if is_default(node) else None
         if index is None or not self._permits("in-only") or not is_float(self._model, node.inputs[index]):
             return None
-        axis = summed_axis(self._model, node, index)
-        whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % choice.block == 0
-        if not whole or axis not in self._capabilities.blocked_axes.get(node.op_type, ()):
+        dims, axis = self._model.constants[node.inputs[index]].dims, summed_axis(node)
+        allowed = self._capabilities.blocked_axes.get(node.op_type, ())
+        if len(dims) != 2 or dims[axis] % choice.block or axis not in allowed:
             return None
         if choice.activation:
             if shape is None or len(shape.edges) != 1 or node.attributes.get("transA", 0):

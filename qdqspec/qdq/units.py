@@ -65,13 +65,6 @@ def channel_axis(model: Model, node: Node, index: int) -> int | None:
     return 1 if rank == 2 else None
 
 
-def summed_axis(model: Model, node: Node, index: int) -> int | None:
-    """The axis of a two-dimensional weight that products are summed over; ``None`` for others."""
-    if len(model.constants[node.inputs[index]].dims) != 2:
-        return None
-    return 1 if node.op_type == "Gemm" and node.attributes.get("transB", 0) else 0
-
-
 def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | None) -> str | None:
     """The reason against dynamic quantization of an activation in blocks along an axis, or ``None``.
 

@@ -39,6 +39,7 @@ from qdqspec.checks.baselines import (
 )
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
+from qdqspec.qdq.calibrate import read_ranges
 from qdqspec.qdq.pattern_cache import read_cache
 from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
@@ -110,6 +111,7 @@ def _written(*data: object) -> list[bytes]:
     return [json.dumps(one).encode() for one in data]
 
 
+RANGES = b'{"x": 6.0, "t": [-1.5, 6.0], "w": [0, 2]}'
 PATTERNS = b"""\
 schema_version: 1
 caches:
@@ -267,6 +269,7 @@ READERS: dict[str, Reader] = {
     "result": Reader(
         read=_file("result.json", _read_case), seeds=lambda: _written(*map(case_to_json, sample_run().cases))
     ),
+    "ranges": Reader(read=_file("ranges.json", read_ranges), seeds=lambda: (RANGES,)),
     "pattern cache": Reader(read=_file("patterns.yaml", read_cache), seeds=lambda: (PATTERNS,)),
     "configuration": Reader(
         read=_file("pyproject.toml", lambda path: load_settings(path.parent, environ={})),

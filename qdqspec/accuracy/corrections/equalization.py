@@ -19,7 +19,7 @@ import numpy.typing as npt
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph.model import Model
 from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
-from qdqspec.qdq.equalize import ScaledValues, equalized, products_of
+from qdqspec.qdq.equalize import ScaledValues, branches_of, equalized
 
 if TYPE_CHECKING:
     from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
@@ -40,7 +40,7 @@ def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: i
     """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
     model, judge = problem.model, problem.judge
     quantized = {site.tensor for site in task.sites if not site.weight}
-    products = products_of(model)  # have their factors
+    products = branches_of(model)  # have their factors
     chains = [
         chain
         for chain in find_chains(model, task.fixed)

@@ -38,7 +38,7 @@ from qdqspec.graph.storage import LARGE, WeightStore, refuse_overwriting, save_m
 from qdqspec.qdq.equalize import branches_of, equalized
 from qdqspec.qdq.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.insert import Inserter
-from qdqspec.qdq.pattern_cache import gather, write_cache
+from qdqspec.qdq.pattern_cache import cache_text, gather
 from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.search.strategies.region import best_by_pattern
@@ -237,7 +237,7 @@ def write_patterns(
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
     backend, device = prepared.backend.target, prepared.device.key
-    write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
+    write_text(path, cache_text(gather(fit, prepared.space, backend, device, confirmed=confirmed)))
 
 
 def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
@@ -262,7 +262,7 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
         prepared.numbers.placed(placement),
         backend,
         dq_dtype=prepared.case.quantize.dq_dtype,
-        factors=(*branches_of(prepared.folded), *prepared.equalized_for(placement))
+        factors=(*branches_of(prepared.folded).values(), *prepared.equalized_for(placement))
         if placement.sites
         else (),
         is_converted=prepared.is_converted and bool(placement.sites),  # without pairs it is the user's model

@@ -63,7 +63,7 @@ from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.calibrate import calibrate_with, given_ranges
 from qdqspec.qdq.chains import Equalization
-from qdqspec.qdq.equalize import equalized, products_of, touched
+from qdqspec.qdq.equalize import branches_of, equalized, touched
 from qdqspec.qdq.quantizer import Corrections, Quantizer
 from qdqspec.qdq.ranges import TensorRange, saturations, tie_ranges
 from qdqspec.qdq.search_space import SchemeSpace
@@ -287,7 +287,7 @@ class Prepared:
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
-        products = products_of(self.folded)
+        products = branches_of(self.folded).keys()
         return SchemeSpace(
             self.folded,
             self.capabilities,

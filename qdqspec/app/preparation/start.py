@@ -110,10 +110,10 @@ def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Pl
             ranked = sorted(raced, key=lambda trial: (trial.ratio or 1.0, trial.number))
             placements = islice(dict.fromkeys(trial.placement for trial in ranked), most)
         case ".onnx":
-            fitted = placement_for(space.model, load_model(path))
-            for line in fitted.notes:
+            found, notes = placement_for(space.model, load_model(path))
+            for line in notes:
                 prepared.note_once(f"{path.name}: {line}")
-            placements = [fitted.placement]
+            placements = [found]
         case _:
             raise ConfigError(
                 "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models "
@@ -190,7 +190,7 @@ def _fitted(model: Model, imported: Imported) -> Iterator[tuple[Site, PlacedPair
         fmt = number_format(pair.site.format)
         usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
         if usable and not (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
-            for site in matcher.find(pair.site).sites:
+            for site in matcher.find(pair.site)[0]:
                 yield site, pair
 
 

@@ -27,7 +27,7 @@ from onnx import external_data_helper
 
 from qdqspec.backends._source import PAIRS, Source
 from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.flat import Scope, Scopes, find_scopes
+from qdqspec.graph.flat import Scope, find_scopes
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import CONTROL
 from qdqspec.types import LayerTime
@@ -233,7 +233,7 @@ def layer_times(
             executed[name] += 1
             sample.setdefault(name, event)
         spent.append(whole.copy())
-        for scope in scopes.bodies:
+        for scope in scopes[1:]:
             left = spent[-1][scope.owner] - sum(whole[name] for name in scope.names)
             spent[-1][scope.owner] = max(left, 0)
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
@@ -291,14 +291,14 @@ def without_overhead(
     return [float(share) * total for share in shares]
 
 
-def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
+def runs_of(scopes: Sequence[Scope], events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
     """The kernels executed in each run of a graph; ``None`` if the events do not match it.
 
     Events between those of two nodes of the main graph are of the bodies of the second one.
     """
     # the nodes of each body and of the bodies inside, by owner and attribute
     inside: dict[str, dict[str, _Nodes]] = {}
-    for scope in reversed(scopes.bodies):
+    for scope in scopes[:0:-1]:
         nodes = list(_nodes(scope))
         nodes += [each for name in scope.names for deeper in inside.get(name, {}).values() for each in deeper]
         inside.setdefault(scope.owner, {})[scope.attribute] = nodes
@@ -306,7 +306,7 @@ def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[NamedEve
     at = 0
     while at < len(events):
         runs.append([])
-        for name, node in _nodes(scopes.main):
+        for name, node in _nodes(scopes[0]):
             end = next((index for index in range(at, len(events)) if _fits(events[index], node)), None)
             if end is None:
                 return None

@@ -163,24 +163,21 @@ class _Parser:
         return _Piece(first, last, may_be_empty)
 
     def _item(self) -> _Piece:
-        part = self._group() if self._token.kind == "(" else self._operator()
-        if self._take("?"):
-            return part._replace(may_be_empty=True)
-        if self._take("*"):
+        """An operator or a choice in parentheses, with ``?`` or ``*`` behind it."""
+        opened = self._token.start
+        if not self._take("("):
+            part = self._operator()
+        else:
+            self._depth += 1
+            if self._depth > DEEPEST:
+                raise self._error(f"more than {DEEPEST} parentheses inside each other", opened)
+            part = self._choice()
+            if not self._take(")"):
+                raise self._error("this parenthesis is never closed", opened)
+            self._depth -= 1
+        if repeats := self._take("*"):
             self._link(part.last, part.first)
-            return part._replace(may_be_empty=True)
-        return part
-
-    def _group(self) -> _Piece:
-        opened = self._need("(", "'('")
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise self._error(f"more than {DEEPEST} parentheses inside each other", opened.start)
-        part = self._choice()
-        if not self._take(")"):
-            raise self._error("this parenthesis is never closed", opened.start)
-        self._depth -= 1
-        return part
+        return part._replace(may_be_empty=True) if repeats or self._take("?") else part
 
     def _operator(self) -> _Piece:
         op = Op("*")

@@ -58,11 +58,7 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     run_s = _RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs
     expected = builds * (build_s + _RUNS * run_s)
     return Forecast(
-        builds=builds,
-        low_s=expected / _EITHER_WAY,
-        high_s=expected * _EITHER_WAY,
-        macs=macs,
-        assumed=assumed,
+        builds=builds, low_s=expected / _EITHER_WAY, high_s=expected * _EITHER_WAY, macs=macs, assumed=assumed
     )
 
 

@@ -67,11 +67,6 @@ class Body:
     nodes: int
     regions: tuple[Region, ...]
 
-    @property
-    def placed(self) -> bool:
-        """Whether Q/DQ pairs are inserted in this graph."""
-        return self.kind == "body"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
@@ -90,6 +85,11 @@ class Inspection:
     refusals: tuple[tuple[str, int], ...] = ()
     bodies: tuple[Body, ...] = ()
     forecast: Forecast | None = None
+
+    @property
+    def leaves(self) -> tuple[Region, ...]:
+        """The regions that partition the nodes."""
+        return tuple(region for region in self.regions if region.type == "LEAF")
 
 
 def inspect_model(
@@ -193,7 +193,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "patterns": [to_data(pattern) for pattern in inspection.patterns],
         "coverage": {
             "nodes": inspection.nodes,
-            "in_leaves": _count_covered(inspection),
+            "in_leaves": sum(len(leaf.nodes) for leaf in inspection.leaves),
             "quantizable": count,
             "share": None if count is None else count / max(inspection.nodes, 1),
         },
@@ -203,7 +203,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
                 "name": body.name,
                 "kind": body.kind,
                 "nodes": body.nodes,
-                "placed": body.placed,
+                "placed": body.kind == "body",
                 "regions": listed(body.regions),
             }
             for body in inspection.bodies
@@ -219,19 +219,14 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
 
 def _count_regions(inspection: Inspection) -> dict[str, int]:
     """The numbers of regions, and of patterns of leaves."""
-    leaves = [region for region in inspection.regions if region.type == "LEAF"]
     composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
-    patterns = len({leaf.pattern for leaf in leaves})
-    return {"leaf": len(leaves), "composite": composites, "leaf pattern": patterns}
-
-
-def _count_covered(inspection: Inspection) -> int:
-    return sum(len(region.nodes) for region in inspection.regions if region.type == "LEAF")
+    patterns = len({leaf.pattern for leaf in inspection.leaves})
+    return {"leaf": len(inspection.leaves), "composite": composites, "leaf pattern": patterns}
 
 
 def _count_leaf_sizes(inspection: Inspection) -> dict[str, int]:
     """The number of leaves by size: one bin per size up to ten nodes, then up to the next power of two."""
-    counts = Counter(len(r.nodes) for r in inspection.regions if r.type == "LEAF")
+    counts = Counter(len(leaf.nodes) for leaf in inspection.leaves)
     bins: Counter[str] = Counter()
     for size in sorted(counts):
         name = str(size)
@@ -273,13 +268,14 @@ def render_text(
 
 
 def _write_summary(inspection: Inspection) -> str:
+    covered = sum(len(leaf.nodes) for leaf in inspection.leaves)
     counts = ", ".join(
         count_text(count, noun, "leaves" if noun == "leaf" else "")
         for noun, count in {"node": inspection.nodes, **_count_regions(inspection)}.items()
     )
     lines = [
         f"{inspection.model}: {counts}",
-        f"coverage: {_count_covered(inspection)} of {inspection.nodes} nodes are in exactly one leaf",
+        f"coverage: {covered} of {inspection.nodes} nodes are in exactly one leaf",
     ]
     if inspection.quantizable is not None and inspection.judged is not None:
         share = len(inspection.quantizable) / max(inspection.nodes, 1)
@@ -334,7 +330,7 @@ def _write_bodies(inspection: Inspection, most: int) -> str:
         )
         for body in inspection.bodies
     ]
-    functions = any(not body.placed for body in inspection.bodies)
+    functions = any(body.kind == "function" for body in inspection.bodies)
     title = f"Bodies of If, Loop and Scan{' (nothing is placed in local functions)' if functions else ''}"
     return _write_table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
 

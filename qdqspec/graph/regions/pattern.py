@@ -27,12 +27,7 @@ import onnx
 from qdqspec.graph.model import TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.graph.protos import attribute_of
-from qdqspec.graph.regions.flow import (
-    DominatorTree,
-    Flow,
-    short_hash,
-    structure_tree,
-)
+from qdqspec.graph.regions.flow import DominatorTree, Flow, short_hash, structure_tree
 
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"

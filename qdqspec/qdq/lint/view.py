@@ -231,8 +231,7 @@ class View:
 
     def readers(self, tensor: str) -> tuple[Node, ...]:
         """The nodes that read a tensor, each once."""
-        names = dict.fromkeys(end.node for end in self.model.consumers.get(tensor, ()))
-        return tuple(self.model.by_name[name] for name in names)
+        return tuple({node.name: node for node in self.model.readers(tensor)}.values())
 
     def quantizers(self, tensor: str) -> tuple[Node, ...]:
         """The Q that read a tensor."""

@@ -73,13 +73,6 @@ def test_ranges_are_over_all_samples(absolute: Model, method: str, x: TensorRang
     assert found == {"x": x, "n": n, "y": TensorRange(0, 3)}
 
 
-def test_ranges_of_graph_inputs_need_no_run(absolute: Model) -> None:
-    def refuse(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
-        raise AssertionError("nothing to run")
-
-    assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
-
-
 @pytest.mark.parametrize("method", ["percentile", "entropy"])  # one such error outweighs all rounding in mse
 def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, method: str) -> None:
     values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
@@ -353,19 +346,6 @@ def test_invalid_values_are_an_error_with_their_place(tmp_path: Path, text: str 
         read_ranges(path)
     assert caught.value.where == str(path)
     assert caught.value.cure
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: f"{HEADER}\na: ".encode() + end))
-def test_reading_any_bytes_returns_ranges_or_raises_one_error(tmp_path: Path, data: bytes):
-    found: dict[str, TensorRange] = {}
-    refused: DataError | None = None
-    try:
-        found = read_ranges(written(tmp_path, data))
-    except DataError as error:
-        refused = error
-    assert refused is None or (refused.cure and "\n" not in refused.what)
-    assert all(isinstance(span, TensorRange) for span in found.values())
 
 
 def test_tensors_without_a_range_are_noted_and_an_unrelated_or_missing_file_is_an_error(tmp_path: Path):

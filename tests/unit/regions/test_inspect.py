@@ -133,6 +133,7 @@ def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
 _IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
 _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+_NARROW = "uint8[24,2,8]", ("float[n,7,32] q", (2, 7, 32)), 2 * 7 * 32 * 24
 _STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
 
 
@@ -147,12 +148,7 @@ _STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
         ("y = com.microsoft.QGemm<transB = 1>(q, s, z, w, t, u)", "uint8[12,5]", _ROWS, _PRODUCT),
         ("y = com.microsoft.DynamicQuantizeMatMul(q, w, t)", "uint8[5,12]", _ROWS, _PRODUCT),
         ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, t)", "uint8[5,12]", _ROWS, _PRODUCT),
-        (
-            "y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(q, w, t)",
-            "uint8[24,2,8]",
-            ("float[n,7,32] q", (2, 7, 32)),
-            2 * 7 * 32 * 24,
-        ),
+        ("y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(q, w, t)", *_NARROW),
         # each step of each sample meets the weights of all gates and directions
         *(
             (
@@ -165,7 +161,7 @@ _STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
             for way, n in (("forward", 1), ("bidirectional", 2))
         ),
     ],
-)
+)  # fmt: skip
 def test_multiplications_are_counted(
     node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
 ) -> None:

@@ -17,7 +17,7 @@ from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.pattern_cache import gather, write_cache
+from qdqspec.qdq.pattern_cache import cache_text, gather
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
@@ -63,7 +63,7 @@ def numbers(space: SchemeSpace) -> Quantizer:
 
 def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
     trial = Trial(number=0, phase="pure", placement=placement, ratio=0.5)
-    write_cache(path, gather([trial], space, target, HERE[1]))
+    path.write_text(cache_text(gather([trial], space, target, HERE[1])))
     return path
 
 

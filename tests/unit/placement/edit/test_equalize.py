@@ -23,9 +23,9 @@ from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.chains import EQUALIZED, branched, find_branches, find_chains
+from qdqspec.qdq.chains import EQUALIZED, branched, find_chains
 from qdqspec.qdq.diff import diff_models
-from qdqspec.qdq.equalize import branches_of, equalized, misfit_of, products_of, restored, touched
+from qdqspec.qdq.equalize import branches_of, equalized, misfit_of, restored, touched
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.scheme_file import SchemeNumbers, apply_scheme, write_scheme
@@ -275,12 +275,11 @@ def residual_model(why: str = "", channels: int = 8, outlier: float = 1.0) -> Mo
 )
 def test_linear_layers_that_read_a_normalization_may_read_a_product(why: str) -> None:
     model = residual_model(why)
-    branches = find_branches(model)
+    branches = [change.branch for change in branched(model) if change.branch is not None]
     assert bool(branches) is (why in ("", "decomposed"))
     for branch in branches:
         assert [model.by_name[name].op_type for name in branch.readers] == ["MatMul", "MatMul"]
         assert {model.by_name[name].inputs[0] for name in branch.readers} == {branch.tensor}
-        assert find_branches(model, {branch.tensor}) == []
 
 
 def test_a_normalization_that_only_linear_layers_read_needs_no_product() -> None:
@@ -328,11 +327,11 @@ def work(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Prepared
 
 
 def test_outliers_of_a_normalization_are_scaled(work: Prepared) -> None:
-    (change,) = branches_of(work.folded)
+    (change,) = branches_of(work.folded).values()
     assert change.branch is not None
     assert change.branch.tensor == "t0"
     assert change.exponents[1] == min(change.exponents) < 0
-    assert products_of(work.folded) == {"t0_scaled"}
+    assert branches_of(work.folded).keys() == {"t0_scaled"}
     (note,) = (note for note in work.warnings if "product" in note)
     assert note.startswith(
         "equalization inserts 1 product with factors of channels between a normalization and"
@@ -358,7 +357,7 @@ def test_operators_without_labels_have_no_products_before_them(
 def test_products_are_inserted_by_equalization_and_for_outliers_only(
     session: Session, tmp_path: Path, outlier: float, corrections: object
 ) -> None:
-    assert branches_of(prepared(session, tmp_path, outlier, corrections).folded) == ()
+    assert branches_of(prepared(session, tmp_path, outlier, corrections).folded) == {}
 
 
 def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepared, tmp_path: Path) -> None:
@@ -411,7 +410,7 @@ def test_a_model_whose_product_another_tool_removed_keeps_its_weights(work: Prep
     factors.name = "renamed"
     node = next(node for node in proto.graph.node if node.name == "t0_scaled")
     node.input[1] = "renamed"
-    assert products_of(Model(proto)) == {"t0_scaled"}
+    assert branches_of(Model(proto)).keys() == {"t0_scaled"}
     found = Model(strip_qdq(Model(proto)).proto)
     for name in found.constants:
         np.testing.assert_array_equal(found.array(name), Model(proto).array(name))

@@ -47,20 +47,16 @@ REMOVED = {
     "another reader of the scale": (f"{PAIR}  y = Mul(a, s)", ["y = Mul(x, s)"], ["s"]),
     "a computed scale": (
         "two = Add(s, s)  q = QuantizeLinear(x, two, z)  a = DequantizeLinear(q, two, z)  y = Neg(a)",
-        ["y = Neg(x)"],
-        [],
+        ["y = Neg(x)"], [],
     ),
     "consecutive pairs": (
-        f"{PAIR}  p = QuantizeLinear(a, s, z)  b = DequantizeLinear(p, s, z)  y = Neg(b)",
-        ["y = Neg(x)"],
-        [],
+        f"{PAIR}  p = QuantizeLinear(a, s, z)  b = DequantizeLinear(p, s, z)  y = Neg(b)", ["y = Neg(x)"], [],
     ),
     "an output": (
         "t = Relu(x)  q = QuantizeLinear(t, s, z)  y = DequantizeLinear(q, s, z)  o = Neg(t)",
-        ["y = Relu(x)", "o = Neg(y)"],
-        [],
+        ["y = Relu(x)", "o = Neg(y)"], [],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", REMOVED)
@@ -73,31 +69,22 @@ def test_pairs_are_removed_with_the_constants_that_only_they_read(form: str) -> 
 
 KEPT = {
     "an input as output": (
-        ENDS,
-        "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)",
-        2,
-        "makes a graph output out of an input",
+        ENDS, "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)", 2, "makes a graph output out of an input",
     ),
     "integers as output": (
-        "(float[4] x) => (uint8[4] q, float[4] y)",
-        f"{PAIR}  y = Neg(a)",
-        2,
+        "(float[4] x) => (uint8[4] q, float[4] y)", f"{PAIR}  y = Neg(a)", 2,
         "not removed, 1: 'QuantizeLinear#0': has an integer output that others read",
     ),
     "an integer input": (
-        "(uint8[4] x) => (float[4] y)",
-        "a = DequantizeLinear(x, s, z)  y = Neg(a)",
-        2,
+        "(uint8[4] x) => (float[4] y)", "a = DequantizeLinear(x, s, z)  y = Neg(a)", 2,
         "not removed, 1: 'DequantizeLinear#0': reads what no QuantizeLinear made, but a graph input",
     ),
     "integers through an operator": (
         "(float[1,1,4,4] x) => (float[1,1,3,3] y)",
-        """q = QuantizeLinear(x, s, z)  m = MaxPool<kernel_shape = [2, 2]>(q)
-           a = DequantizeLinear(m, s, z)  y = Neg(a)""",
-        4,
-        "no QuantizeLinear made, but MaxPool",
+        "q = QuantizeLinear(x, s, z)  m = MaxPool<kernel_shape = [2, 2]>(q)  a = DequantizeLinear(m, s, z)  y = Neg(a)",
+        4, "no QuantizeLinear made, but MaxPool",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", KEPT)
