@@ -53,15 +53,6 @@ class Gate:
     renewals: tuple[Renewal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A comparison with its measurement. ``number`` is 2 for the second, more precise one."""
-
-    latency: LatencyEvidence
-    change: TimeChange
-    number: int
-
-
 @dataclass
 class Gatekeeper:
     """Compares a case with its baseline, or renews it, by the ``first`` measurement and more by ``measure``."""
@@ -106,12 +97,15 @@ class Gatekeeper:
                     ratio=ratio_interval(ratio_times(self.first)) if known else None,
                 )
         elif update != "all":
-            first = self.first
-            if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
-                first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
-            seen = look(known, first, lambda: self._close, allowed)
-            stale = is_stale(seen.change, allowed)
-            if update != "changed" or (judge_change(seen.change, allowed) == "pass" and not stale):
+            latency, looks = self.first, 1
+            if latency.builds < FIRST_BUILDS and not ratio_times(latency).alone:
+                latency = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
+            change = _change(known, latency)
+            if judge_change(change, allowed) != "pass":  # the more precise measurement alone decides
+                latency, looks = self._close, 2
+                change = _change(known, latency)
+            stale = is_stale(change, allowed)
+            if update != "changed" or (judge_change(change, allowed) == "pass" and not stale):
                 if stale:
                     self.note(
                         f"the baseline of {self.case.id}::{name} is stale, the model became faster: {blank.command}"
@@ -119,16 +113,16 @@ class Gatekeeper:
                 return replace(
                     blank,
                     state="compared",
-                    ratio=ratio_interval(ratio_times(seen.latency)),
-                    change=seen.change,
-                    looks=seen.number,
-                    builds=seen.latency.builds,
+                    ratio=ratio_interval(ratio_times(latency)),
+                    change=change,
+                    looks=looks,
+                    builds=latency.builds,
                     recorded=known.recorded,
                     notes=differences(known, self.conditions),
                     history=history_of(known, self.device.key),
                 )
         # the entry is written when the run ends; several processes may have entries for one file
-        entry = entry_from(self._close, self.conditions)
+        entry = self._entry()
         if known is not None:
             entry = entry.after(known, changes(known, self.conditions, nodes))
         renewal = Renewal(
@@ -170,6 +164,20 @@ class Gatekeeper:
         alone = ratio_times(self.first).alone
         return self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
 
+    def _entry(self) -> Entry:
+        """The more precise measurement as a baseline entry."""
+        latency, conditions = self._close, self.conditions
+        return Entry(
+            ratio=ratio_interval(ratio_times(latency)),
+            clock=conditions.clock,
+            samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
+            model_sha256=conditions.model_sha256,
+            rules=dict(conditions.rules),
+            scheme=conditions.scheme,
+            environment=dict(conditions.environment),
+            recorded=conditions.recorded,
+        )
+
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""
         spec, requests = self.case.spec, requested(self.case.checks, BaselineRequest)
@@ -189,9 +197,12 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
         read_baseline(file)
     except StateError as error:
         found = RegressionEvidence(
-            state="damaged", command=error.cure or "", reason=error.what, required=True
+            state="damaged",
+            file=_shown(case, file),
+            command=error.cure or "",
+            reason=error.what,
+            required=True,
         )
-        found = replace(found, file=_shown(case, file))
         return {request.key: found for _, request in requested(case.checks, BaselineRequest)}
     return {}
 
@@ -211,37 +222,12 @@ def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidenc
     return Gatekeeper(case, settings, device, conditions, latency, measure, note).gate()
 
 
-def look(
-    known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
-) -> Look:
-    """Compare with a baseline; if the first measurement does not pass, a more precise one alone decides."""
+def _change(known: Entry, latency: LatencyEvidence) -> TimeChange:
+    """The change of a measurement from a baseline entry."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
     in_a_row = tuned.first is None or reference.first is None
-
-    def compared(latency: LatencyEvidence, number: int) -> Look:
-        change = change_between(ratio_times(latency, in_a_row=in_a_row), before)
-        return Look(latency=latency, change=change, number=number)
-
-    seen = compared(first, 1)
-    return seen if judge_change(seen.change, allowed) == "pass" else compared(closely(), 2)
-
-
-def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
-    """A measurement as a baseline entry."""
-    return Entry(
-        ratio=ratio_interval(ratio_times(latency)),
-        clock=conditions.clock,
-        samples={
-            "tuned": _times(latency.samples["tuned"], latency.builds),
-            "reference": _times(latency.samples["reference"], latency.builds),
-        },
-        model_sha256=conditions.model_sha256,
-        rules=dict(conditions.rules),
-        scheme=conditions.scheme,
-        environment=dict(conditions.environment),
-        recorded=conditions.recorded,
-    )
+    return change_between(ratio_times(latency, in_a_row=in_a_row), before)
 
 
 def _shown(case: Case, file: Path) -> str:
