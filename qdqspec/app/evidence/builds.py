@@ -123,7 +123,7 @@ def _load(
         if feed is None:
             with suppress(ModelError):  # not every dimension has a size
                 shapes = resolve_shapes(model, with_named_dimensions(model, Inputs()))
-                feed = next(iter(random_feeds(model, shapes, 0, 1)))
+                feed = next(random_feeds(model, shapes, 0, 1))
         if feed and not options.profiles:
             fixed = {name: InputShape.of(value.shape) for name, value in feed.items()}
             options = replace(options, profiles=(ShapeProfile(shapes=fixed),))

@@ -132,7 +132,7 @@ def profile_models(
             sizes = resolve_shapes(model, shaped)
             data = inputs.calibration or inputs.evaluation
             feeds: Iterable[Feed] = (
-                random_feeds(model, sizes, seed, SAMPLES)
+                list(random_feeds(model, sizes, seed, SAMPLES))
                 if data is None
                 else open_data(data, input_specs(model, sizes, shaped.profiles), fixed=inputs.values)
             )

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.accuracy.data import Dataset, data_warnings, open_data, random_feeds
+from qdqspec.accuracy.data import Dataset, open_data, random_feeds
 from qdqspec.accuracy.shapes import InputSpec, input_specs
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
@@ -94,7 +94,7 @@ IDS = {"ids": InputSpec(dtype=np.dtype(np.int64), shape=(1, 4))}
 def test_calibration_data_of_zeros_or_one_sample_is_reported(
     saved: Callable[..., Path], inputs: dict, arrays: dict[str, np.ndarray], warnings: list[str]
 ) -> None:
-    found = list(data_warnings(open_data(saved(**arrays), inputs)))
+    found = list(open_data(saved(**arrays), inputs).doubts())
     assert len(found) == len(warnings)
     assert all(text.startswith(part) for text, part in zip(found, warnings, strict=True))
 
@@ -262,10 +262,9 @@ def test_random_integers_that_are_dequantized_span_their_type() -> None:
 def test_the_seed_determines_the_feeds_and_samples_differ(models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     shapes = {"input": (2, 1, 16, 16)}
-    feeds = random_feeds(model, shapes, seed=5, count=2)
-    one, two = (feed["input"] for feed in feeds)
+    one, two = (feed["input"] for feed in random_feeds(model, shapes, seed=5, count=2))
     assert one.dtype == np.float32
     assert one.shape == (2, 1, 16, 16)
     assert not np.array_equal(one, two)
-    np.testing.assert_array_equal(next(iter(feeds))["input"], one)
-    assert not np.array_equal(next(iter(random_feeds(model, shapes, 6, 1)))["input"], one)
+    np.testing.assert_array_equal(next(random_feeds(model, shapes, 5, 1))["input"], one)
+    assert not np.array_equal(next(random_feeds(model, shapes, 6, 1))["input"], one)
