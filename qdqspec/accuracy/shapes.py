@@ -72,7 +72,7 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     require_inputs(model, inputs, profile)
     own: dict[str, tuple[int | None, ...]] = {}
     for name in model.inputs:
-        _require_numbers(model, name)
+        _dtype(model, name)
         if (dims := model.shape(name)) is not None:
             own[name] = tuple(None if dim is not None and dim < 0 else dim for dim in dims)
         elif name in declared:
@@ -95,7 +95,8 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
             wanted[name][0] = batch
         elif name not in declared and len(dims) > 1 and dims[0] is None:
             wanted[name][0] = 1
-    _require_sizes(model, wanted)
+    if open_inputs := {name: dims for name, dims in wanted.items() if None in dims}:
+        raise _unknown_sizes(model, open_inputs)
     found = {name: tuple(dim for dim in dims if dim is not None) for name, dims in wanted.items()}
     for name, shape in found.items():
         if not allows(own[name], shape):
@@ -254,18 +255,14 @@ def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
     )
 
 
-def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> None:
-    """Raise `ModelError` that names all inputs of which a dimension is not known."""
-    open_inputs = {name: dims for name, dims in wanted.items() if None in dims}
-    if not open_inputs:
-        return
+def _unknown_sizes(model: Model, open_inputs: Mapping[str, Sequence[int | None]]) -> ModelError:
     name, *others = open_inputs
     also = f" (also {', '.join(repr(other) for other in others)})" if others else ""
     sizes = {name: ["?" if dim is None else str(dim) for dim in dims] for name, dims in open_inputs.items()}
     spec = ", ".join(f"{name}: [{', '.join(dims)}]" for name, dims in sizes.items())
     words = ",".join(f"{name}:{'x'.join(dims)}" for name, dims in sizes.items())
     them, that = ("them", "those shapes") if others else ("it", "that shape")
-    raise ModelError(
+    return ModelError(
         f"dimension {open_inputs[name].index(None)} of input '{name}' is dynamic and no shape is declared for it{also}",
         where=model.where,
         cure=f"declare {them}, inputs: {{shapes: {{{spec}}}}} in a spec or --shapes {words}, or give calibration data "
@@ -274,16 +271,12 @@ def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> 
 
 
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
-    return onnx.helper.tensor_dtype_to_np_dtype(_require_numbers(model, name))
-
-
-def _require_numbers(model: Model, name: str) -> int:
-    """The element type of an input. Raises `ModelError` if it cannot be fed from arrays."""
+    """The type of an input. Raises `ModelError` if it cannot be fed from arrays."""
     elem_type = model.elem_type(name)
     kinds = (value.type for value in model.proto.graph.input if value.name == name)
     kind = next((kind.WhichOneof("value") for kind in kinds), None)
     if kind == "tensor_type" and elem_type is not None and elem_type not in _NO_NUMBERS:
-        return elem_type
+        return onnx.helper.tensor_dtype_to_np_dtype(elem_type)
     what = "holds strings" if elem_type == onnx.TensorProto.STRING else _NO_TENSORS.get(kind or "")
     raise ModelError(
         f"input '{name}' {what or 'has no element type'}, and only tensors of numbers can be fed",
@@ -325,16 +318,6 @@ class InputDomain:
     shapes: tuple[tuple[AxisRange, ...], ...]
     known: Span
     tried: Span
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it takes floating-point values, and not integers or truth values."""
-        return bool(np.issubdtype(self.dtype, np.floating))
-
-    @property
-    def smallest(self) -> float:
-        """The smallest number above zero of floating-point values."""
-        return float(np.nextafter(np.zeros((), self.dtype), 1))
 
 
 def input_domains(
