@@ -217,16 +217,15 @@ class SwitchGraph:
         made = self._raised.producer.get(edge[0])
         return (made is not None and made >= start) or self._at.get(edge, -1) >= start
 
-    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The whole model with all switches, and the values of these edges as its outputs."""
-        return self.part(0, len(self.nodes) + 1, wanted)
-
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
         return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
 
     def part(self, low: int, high: int, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The nodes from ``low`` on, with the switches before ``high``; outputs of earlier nodes become inputs."""
+        """The nodes from ``low`` on, with the switches before ``high``, and the values of these edges as outputs.
+
+        Outputs of earlier nodes become inputs.
+        """
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
         names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
         return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)

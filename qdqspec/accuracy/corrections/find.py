@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -76,21 +76,13 @@ class Judge:
         )
         found = tuple(Powers() for _ in self.placements)
         with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
-
-            def until_late() -> Iterator[tuple[Feed, Values]]:
-                for count, sample in enumerate(rehearsal.references()):
-                    if count >= least_samples and is_late():
-                        self.samples = count
-                        return
-                    yield sample
-
-            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
-            samples, references = tee(until_late())
-            each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
-            for _, reference in references:
+            for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
                 expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
-                for powers, values in zip(found, each, strict=False):
+                for powers, values in zip(found, each, strict=True):
                     powers.add(expected, values)
+                if count >= least_samples and is_late():
+                    self.samples = count
+                    break
         return found
 
 
