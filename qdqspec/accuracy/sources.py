@@ -29,7 +29,6 @@ from qdqspec.types import Data, DataSource, ImageRules
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
 })  # fmt: skip
-_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             elif image.mode in ("I", "F"):
                 raise ValueError(f"its pixels of mode {image.mode} have no known range")
-            image = image.convert(_MODES[rules.colors])
+            image = image.convert("L" if rules.colors == "gray" else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
     height, width = rules.size
