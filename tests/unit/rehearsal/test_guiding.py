@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
+from onnx_text import parsed
 
 from qdqspec.accuracy.rehearsal import guiding_outputs
-from qdqspec.graph.model import Model
 
 ONE, INDEX = "float[1,8] y", "int64[1,1] y"
 # What follows `a`, the product of input and weight; the outputs; the guides.
@@ -27,7 +26,6 @@ CASES = {
 def test_each_output_is_guided_by_the_last_floats_before_a_selection(name: str) -> None:
     body, outputs, guides = CASES[name]
     ports = f"(float[1,8] x, float[8,8] w) => ({outputs})"
-    text = f'<ir_version: 8, opset_import: ["": 19]> g {ports} {{ a = MatMul(x, w)  {body} }}'
-    found = guiding_outputs(Model(onnx.parser.parse_model(text)))
+    found = guiding_outputs(parsed(f"g {ports} {{ a = MatMul(x, w)  {body} }}", 19))
     assert sorted(tensor for edges in found.values() for tensor, _ in edges) == sorted(guides)
     assert found.keys() == {port.split()[1] for port in outputs.split(", ")}

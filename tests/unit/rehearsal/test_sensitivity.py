@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 from random_models import ranges_for
 from rehearsing import rehearsal_of, summed_db, summed_noise
+from written_cases import normal
 
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
+from qdqspec.accuracy.rehearsal import RehearsalRefusedError, find_sensitivities
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
@@ -19,19 +19,11 @@ from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
 
-MODELS = Path(__file__).parents[3] / "specs" / "models"
-TEXT = """<ir_version: 8, opset_import: ["": 19]> deep (float[1,16] x) => (float[1,16] y, float[1,16] z) {
-  [one] a = MatMul(x, w)  b = Relu(a)  [two] c = MatMul(b, w)  d = Add(c, x)  e = Relu(d)  [three] f = MatMul(e, w)
+# The tensor before the ArgMax has no reader in the part of the graph after a cut.
+TEXT = """deep (float[1,16] x) => (int64[1,1] first, float[1,16] y, float[1,16] z) {
+  [one] a = MatMul(x, w)  b = Relu(a)  [early] j = MatMul(b, w)  first = ArgMax<axis = 1>(j)
+  [two] c = MatMul(b, w)  d = Add(c, x)  e = Relu(d)  [three] f = MatMul(e, w)
   g = Add(f, b)  [four] y = MatMul(g, w)  [scale] h = Mul(y, half)  z = Sigmoid(h) }"""
-
-
-def model_of(text: str) -> Model:
-    proto = onnx.parser.parse_model(text)
-    weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
-    half = np.full(16, 0.5, np.float32)
-    constants = {"w": weight, "half": half}
-    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
-    return Model(proto)
 
 
 def all_sites(model: Model) -> list[Site]:
@@ -50,29 +42,13 @@ def alone(site: Site) -> Placement:
     return Placement(sites=frozenset({site}))
 
 
-def feeds(count: int) -> list[dict[str, np.ndarray]]:
-    random = np.random.default_rng(1)
-    return [{"x": random.normal(size=(1, 16)).astype(np.float32)} for _ in range(count)]
-
-
-def by_complete_runs(rehearsal: Rehearsal) -> list[float]:
-    """The SQNR of each pair, measured with one placement per run of the complete graph."""
-    return [rehearsal.error(alone(site)).guiding_db for site in rehearsal.switches]
-
-
-HEADS = TEXT.replace("=> (float[1,16] y", "=> (int64[1,1] first, float[1,16] y").replace(
-    "b = Relu(a)", "b = Relu(a)  [early] j = MatMul(b, w)  first = ArgMax<axis = 1>(j)"
-)
-
-
 @pytest.mark.parametrize(("segments", "processes"), [(1, 1), (3, 3), (8, 1)])
 def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int, processes: int) -> None:
-    """The tensor before the ArgMax has no reader in the part of the graph after the cut."""
-    model = model_of(HEADS)
-    numbers = Quantizer(model, ranges_for(model))
-    with rehearsal_of(model, all_sites(model), numbers, *feeds(2), processes=processes) as rehearsal:
+    model = parsed(TEXT, 19, w=normal(16, 16, deviation=0.3), half=np.full(16, 0.5, np.float32))
+    numbers, feeds = Quantizer(model, ranges_for(model)), [{"x": normal(1, 16, seed=n)} for n in (1, 2)]
+    with rehearsal_of(model, all_sites(model), numbers, *feeds, processes=processes) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments, first=4)
-        expected = by_complete_runs(rehearsal)
+        expected = [rehearsal.error(alone(site)).guiding_db for site in rehearsal.switches]
         summed = [summed_db(found, alone(site)) for site in rehearsal.switches]
         assert summed == pytest.approx(expected, abs=0.05)
     assert found.guides == ("j", "y", "z")
@@ -81,8 +57,8 @@ def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int
     assert found.noise[late, 1] > 0
 
 
-def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
-    model = load_model(MODELS / "digits_resnet.onnx")
+def test_each_label_of_a_unit_has_the_noise_of_its_pairs(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
     space = SchemeSpace(model, OnnxRuntime().capabilities())
     numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
     feed = {"input": np.random.default_rng(0).random((2, 1, 16, 16), np.float32)}
@@ -101,8 +77,7 @@ def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
 
 
 def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
-    text = '<ir_version: 8, opset_import: ["": 19]> g (float[4] x) => (int64[1] y) { y = Shape(x) }'
-    model = Model(onnx.parser.parse_model(text))
+    model = parsed("g (float[4] x) => (int64[1] y) { y = Shape(x) }", 19)
     site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")
     numbers, feed = Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
     with (
