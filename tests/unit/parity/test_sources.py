@@ -41,19 +41,16 @@ def test_an_npy_file_contains_the_samples_of_the_only_input(tmp_path: Path, save
     np.testing.assert_array_equal(values(tmp_path / "any.npy"), saved.reshape(-1, 2, 3))
 
 
-def test_npy_files_of_a_folder_are_samples_in_order_of_name(tmp_path: Path) -> None:
+def test_npy_files_are_samples_in_order_of_name_or_inputs_by_name(tmp_path: Path) -> None:
     for number in (2, 0, 1):
         np.save(tmp_path / f"sample-{number}.npy", rows(1, first=number)[0])
     np.save(tmp_path / "labels.npy", np.array([7, 8, 9]))
     np.testing.assert_array_equal(values(tmp_path), rows(3))
     np.testing.assert_array_equal(open_data(tmp_path, X).require_labels(), [7, 8, 9])
-
-
-def test_npy_files_are_assigned_to_inputs_by_name(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", rows(2))
-    np.save(tmp_path / "mask.npy", np.ones((2, 4), np.int64))
-    feeds = list(open_data(tmp_path, TWO))
-    assert [sorted(feed) for feed in feeds] == [["mask", "x"]] * 2
+    (tmp_path / "two").mkdir()
+    np.save(tmp_path / "two" / "x.npy", rows(2))
+    np.save(tmp_path / "two" / "mask.npy", np.ones((2, 4), np.int64))
+    assert [sorted(feed) for feed in open_data(tmp_path / "two", TWO)] == [["mask", "x"]] * 2
 
 
 def test_a_glob_selects_files(tmp_path: Path) -> None:
@@ -78,14 +75,17 @@ def test_files_in_subfolders_need_a_glob(tmp_path: Path, name: str, form: str) -
 
 
 def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", pixels=rows(2))
-    np.testing.assert_array_equal(values(Data(path=tmp_path / "d.npz", names={"x": "pixels"})), rows(2))
-    with pytest.raises(DataError, match=r"or map them: {arrays: d.npz, names: {x: pixels}}"):
-        open_data(tmp_path / "d.npz", X)
-    with pytest.raises(DataError, match="`names` refers to array 'pictures', which is not there"):
-        open_data(Data(path=tmp_path / "d.npz", names={"x": "pictures"}), X)
-    with pytest.raises(DataError, match=r"`names` maps an array to 'y', which is not .*\n.*inputs: x"):
-        open_data(Data(path=tmp_path / "d.npz", names={"y": "pixels"}), X)
+    path = tmp_path / "d.npz"
+    np.savez(path, pixels=rows(2))
+    np.testing.assert_array_equal(values(Data(path=path, names={"x": "pixels"})), rows(2))
+    problems = {
+        r"or map them: {arrays: d.npz, names: {x: pixels}}": path,
+        "`names` refers to array 'pictures', which is not there": Data(path=path, names={"x": "pictures"}),
+        r"`names` maps an array to 'y', which is not .*\n.*inputs: x": Data(path=path, names={"y": "pixels"}),
+    }
+    for problem, source in problems.items():
+        with pytest.raises(DataError, match=problem):
+            open_data(source, X)
 
 
 @pytest.mark.parametrize("name", ["l.npy", "l.npz", "l.txt"])
@@ -95,11 +95,11 @@ def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "l.npy", labels)
     np.savez(tmp_path / "l.npz", targets=labels)
     (tmp_path / "l.txt").write_text("2\n0\n1\n")
-    data = open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
-    np.testing.assert_array_equal(data.require_labels(), labels)
+    source = Data(path=tmp_path / "d.npz", labels=tmp_path / name)
+    np.testing.assert_array_equal(open_data(source, X).require_labels(), labels)
     np.savez(tmp_path / "d.npz", x=rows(2))
     with pytest.raises(DataError, match="3 labels for 2 samples"):
-        open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
+        open_data(source, X)
 
 
 @pytest.mark.parametrize("text", ["one\n", "1 2\n", "\xff"])
@@ -166,30 +166,19 @@ def test_the_orientation_of_a_photo_is_applied(tmp_path: Path) -> None:
 
 
 FITTED = ImageRules(size=(4, 6))
+FLAT = ImageRules(size=(8, 6))
 
 
 @pytest.mark.parametrize(
     ("name", "rules", "inputs", "problem", "cure"),
     [
-        (
-            "photo.png",
-            ImageRules(size=(8, 6)),
-            PICTURE,
-            r"shape \[3, 8, 6\], where the model",
-            "`size`, `layout` or",
-        ),
+        ("photo.png", FLAT, PICTURE, r"shape \[3, 8, 6\], where the model", "`size`, `layout` or"),
         ("photo.png", None, PICTURE, "no transform is given", "{images: 'photos/*.jpg', size: 224}"),
         (".", None, PICTURE, "no transform is given", "{images: 'photos/*.jpg', size: 224}"),
         ("photo.png", FITTED, TWO, "images are data for one input, and the model has 2", "inputs.values"),
         ("b.jpg", FITTED, PICTURE, r"b\.jpg: the image cannot be read", "take it out"),
         # floats from 0 to 1 would become a black image
-        (
-            "depth.tiff",
-            FITTED,
-            PICTURE,
-            r"depth\.tiff: .* \(its pixels of mode F have no known",
-            "take it out",
-        ),
+        ("depth.tiff", FITTED, PICTURE, r"depth\.tiff: .* \(its pixels of mode F have no", "take it out"),
     ],
 )
 def test_images_that_cannot_be_the_input_are_an_error_with_the_cure(
@@ -204,13 +193,9 @@ def test_images_that_cannot_be_the_input_are_an_error_with_the_cure(
 
 def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.array([1]))
-    sources = [
-        photo,
-        Data(path=photo, images=ImageRules(size=(4, 6))),
-        Data(path=photo, images=ImageRules(size=(4, 6), mean=(0.5,))),
-        Data(path=photo, images=ImageRules(size=(4, 6)), labels=tmp_path / "l.npy"),
-    ]
-    assert len({data_digest(source) for source in sources}) == len(sources)
-    before = data_digest(sources[1])
+    images = Data(path=photo, images=FITTED)
+    brighter = Data(path=photo, images=ImageRules(size=(4, 6), mean=(0.5,)))
+    sources = [photo, images, brighter, Data(path=photo, images=FITTED, labels=tmp_path / "l.npy")]
+    before = {data_digest(source) for source in sources}
     photo.write_bytes(photo.read_bytes() + b" ")
-    assert data_digest(sources[1]) != before
+    assert len({*before, data_digest(images)}) == len(sources) + 1
