@@ -82,13 +82,7 @@ class Subject:
 class Rehearsal(Closing):
     """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        runtime: Runtime,
-        *,
-        known: dict[int, Values] | None = None,
-    ) -> None:
+    def __init__(self, subject: Subject, runtime: Runtime, known: dict[int, Values] | None = None) -> None:
         """Build and load the model with switches.
 
         Outputs of the float model are stored up to `HELD_BYTES`: those of further samples are computed again for each
@@ -104,12 +98,8 @@ class Rehearsal(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
-            floating = {(s.tensor, s.format, s.axis, end) for s in subject.floating for end in s.consumers}
-            singles = frozenset(
-                switch
-                for switch in self.switches
-                if (switch.tensor, switch.format, switch.axis, switch.consumers[0]) in floating
-            )
+            floating = (site for site in subject.floating if not is_foreign(site))
+            singles = frozenset(self.switches[n] for site in floating for n in self.switches.numbers(site))
             base = subject.model.path.parent if subject.model.path else None
             try:
                 store = WeightStore(self.folder, base=base)

@@ -292,9 +292,6 @@ class Span:
     low: float
     high: float
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
     def nearest(self, value: float) -> float:
         """The value, or the nearest bound."""
         return min(max(value, self.low), self.high)

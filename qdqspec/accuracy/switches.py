@@ -114,9 +114,8 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 
 
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
-    """The sites of every (unit, label) of a space that the reference runtime computes."""
-    found = (site for sites in labelled_sites(space).values() for site in sites)
-    return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
+    """The sites of every (unit, label) of a space."""
+    return tuple(dict.fromkeys(site for sites in labelled_sites(space).values() for site in sites))
 
 
 def is_foreign(site: Site) -> bool:

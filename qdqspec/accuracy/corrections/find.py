@@ -75,7 +75,7 @@ class Judge:
             rounds_biases=self.rounds_biases,
         )
         found = tuple(Powers() for _ in self.placements)
-        with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
+        with Rehearsal(subject, self.runtime, self._known) as rehearsal:
             for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
                 expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
                 for powers, values in zip(found, each, strict=True):
