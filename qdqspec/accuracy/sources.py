@@ -153,14 +153,13 @@ def read_members(file: Path) -> Arrays:
     as its shape needs, or would need more than 2 GiB of memory.
     """
     with _reading(file), zipfile.ZipFile(file) as archive:
-        sizes = {info.filename: info.file_size for info in archive.infolist()}
-        names = [name.removesuffix(".npy") for name in sizes if name.endswith(".npy")]
-        if not names:
-            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         found = {}
-        for name in names:
-            with archive.open(f"{name}.npy") as stream:
-                found[name] = _described(stream, file, name, sizes[f"{name}.npy"])
+        for info in archive.infolist():
+            if (name := info.filename.removesuffix(".npy")) != info.filename:
+                with archive.open(info) as stream:
+                    found[name] = _described(stream, file, name, info.file_size)
+        if not found:
+            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         return found
 
 
