@@ -108,11 +108,11 @@ def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, 
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0), (4, 4, 1, 0.0)]
+    ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0)]
 )
 def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: int, shift: float) -> None:
     random = np.random.default_rng(1)
-    weight = skewed(random, 8 if groups < 4 else 4, channels // groups, 3, 3)
+    weight = skewed(random, 8, channels // groups, 3, 3)
     x = skewed(random, 2, channels, 9, 9) + np.float32(shift)
     model = linear_model("Conv", weight, 4, group=groups, pads=[pads] * 4)
     limit = limits_of(model, {"x": x})
@@ -125,10 +125,7 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
-    if limit.layer.is_depthwise:
-        np.testing.assert_allclose(scale, np.abs(weight).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
-    else:
-        assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
+    assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
 
 
 LSTM = """g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
