@@ -97,13 +97,12 @@ class Gatekeeper:
                     ratio=ratio_interval(ratio_times(self.first)) if known else None,
                 )
         elif update != "all":
-            latency, looks = self.first, 1
-            if latency.builds < FIRST_BUILDS and not ratio_times(latency).alone:
-                latency = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
-            change = _change(known, latency)
+            first = self.first
+            if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
+                first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
+            looks, latency, change = 1, first, change_from(known, first)
             if judge_change(change, allowed) != "pass":  # the more precise measurement alone decides
-                latency, looks = self._close, 2
-                change = _change(known, latency)
+                looks, latency, change = 2, self._close, change_from(known, self._close)
             stale = is_stale(change, allowed)
             if update != "changed" or (judge_change(change, allowed) == "pass" and not stale):
                 if stale:
@@ -122,7 +121,7 @@ class Gatekeeper:
                     history=history_of(known, self.device.key),
                 )
         # the entry is written when the run ends; several processes may have entries for one file
-        entry = self._entry()
+        entry = entry_from(self._close, self.conditions)
         if known is not None:
             entry = entry.after(known, changes(known, self.conditions, nodes))
         renewal = Renewal(
@@ -163,20 +162,6 @@ class Gatekeeper:
         """The more precise measurement, taken once; not needed if the reference itself is selected."""
         alone = ratio_times(self.first).alone
         return self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
-
-    def _entry(self) -> Entry:
-        """The more precise measurement as a baseline entry."""
-        latency, conditions = self._close, self.conditions
-        return Entry(
-            ratio=ratio_interval(ratio_times(latency)),
-            clock=conditions.clock,
-            samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
-            model_sha256=conditions.model_sha256,
-            rules=dict(conditions.rules),
-            scheme=conditions.scheme,
-            environment=dict(conditions.environment),
-            recorded=conditions.recorded,
-        )
 
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""
@@ -222,12 +207,26 @@ def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidenc
     return Gatekeeper(case, settings, device, conditions, latency, measure, note).gate()
 
 
-def _change(known: Entry, latency: LatencyEvidence) -> TimeChange:
+def change_from(known: Entry, latency: LatencyEvidence) -> TimeChange:
     """The change of a measurement from a baseline entry."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
     in_a_row = tuned.first is None or reference.first is None
     return change_between(ratio_times(latency, in_a_row=in_a_row), before)
+
+
+def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
+    """A measurement as a baseline entry."""
+    return Entry(
+        ratio=ratio_interval(ratio_times(latency)),
+        clock=conditions.clock,
+        samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
+        model_sha256=conditions.model_sha256,
+        rules=dict(conditions.rules),
+        scheme=conditions.scheme,
+        environment=dict(conditions.environment),
+        recorded=conditions.recorded,
+    )
 
 
 def _shown(case: Case, file: Path) -> str:
