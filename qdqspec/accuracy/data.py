@@ -14,7 +14,7 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.shapes import InputSpec, input_specs, lookups, with_named_dimensions
+from qdqspec.accuracy.shapes import InputSpec, lookups, with_named_dimensions
 from qdqspec.accuracy.sources import LABELS, Arrays, Member, as_samples, place_of, read_arrays
 from qdqspec.errors import DataError
 from qdqspec.graph.given import is_faithful
@@ -318,14 +318,14 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
 
 
 def random_feeds(
-    model: Model, shapes: Mapping[str, Shape], seed: int, count: int
+    model: Model, specs: Mapping[str, InputSpec], seed: int, count: int
 ) -> Iterator[dict[str, Array]]:
     """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
 
     Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
-    type, up to 16 bits; others are 0 or 1. ``shapes`` come from `resolve_shapes`.
+    type, up to 16 bits; others are 0 or 1.
     """
-    specs, bounds = input_specs(model, shapes), dict[str, tuple[int, int]]()  # of integers
+    bounds: dict[str, tuple[int, int]] = {}  # of integers
     for name, spec in specs.items():
         readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
         if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):

@@ -205,12 +205,10 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
-def input_specs(
-    model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
-) -> dict[str, InputSpec]:
-    """Dtype and shapes of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
+def input_specs(model: Model, inputs: Inputs) -> dict[str, InputSpec]:
+    """Dtype and shapes of each model input in a case. Raises like `resolve_shapes`."""
     found = {}
-    for name in model.inputs:
+    for name, shape in resolve_shapes(model, inputs).items():
         rows = [
             model.constants[node.inputs[0]].dims[node.number("axis", 0)]
             for node in lookups(model, name)
@@ -218,9 +216,9 @@ def input_specs(
         ]
         found[name] = InputSpec(
             dtype=_dtype(model, name),
-            shape=tuple(shapes[name]),
+            shape=shape,
             rows=min(rows, default=None),
-            ranges=tuple(profile.shapes[name] for profile in profiles if name in profile.shapes),
+            ranges=tuple(each.shapes[name] for each in inputs.profiles if name in each.shapes),
             own=model.shape(name),
         )
     return found

@@ -142,8 +142,7 @@ class Prepared:
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:
         """Type and shape of every input in this case."""
-        inputs = self.case.inputs
-        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
+        return input_specs(self.given, self.case.inputs)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -184,7 +183,7 @@ class Prepared:
             self.note_once(
                 f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
             )
-        return random_feeds(self.given, self.shapes, self.settings.seed, self._random_samples)
+        return random_feeds(self.given, self.inputs, self.settings.seed, self._random_samples)
 
     def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
         """Calibration inputs, and their kind: calibration or random."""

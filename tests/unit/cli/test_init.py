@@ -16,7 +16,7 @@ from odd import ODD_MODELS
 
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.data import open_data, shaped_by_data
-from qdqspec.accuracy.shapes import input_specs, require_inputs, resolve_shapes
+from qdqspec.accuracy.shapes import input_specs, require_inputs
 from qdqspec.app.cases import load_cases
 from qdqspec.backends.fake import engine as fake
 from qdqspec.graph.given import cautions
@@ -136,8 +136,7 @@ def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
     )
     (case,) = load_cases(tmp_path / "a.qdq.yaml", Settings(root=tmp_path))
     model = load_model(tmp_path / "net.onnx")
-    inputs = shaped_by_data(model, case.inputs)
-    specs = input_specs(model, resolve_shapes(model, inputs), inputs.profiles)
+    specs = input_specs(model, shaped_by_data(model, case.inputs))
     assert len(list(open_data(tmp_path / "data", specs))) == 12
 
 

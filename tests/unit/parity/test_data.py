@@ -15,7 +15,7 @@ from qdqspec.accuracy.data import Dataset, open_data, random_feeds
 from qdqspec.accuracy.shapes import InputSpec, input_specs
 from qdqspec.app.preparation.stored import data_digest
 from qdqspec.errors import DataError
-from qdqspec.types import Data, ImageRules, InputShape
+from qdqspec.types import Data, ImageRules, Inputs, InputShape
 
 FLOAT = np.dtype(np.float32)
 IMAGE = {"x": InputSpec(dtype=FLOAT, shape=(1, 2, 3))}
@@ -178,7 +178,7 @@ def test_a_token_outside_the_table_names_file_array_sample_and_value(
     saved: Callable[..., Path], value: int
 ) -> None:
     text = "net (int64[1,4] ids) => (float[1,4,3] y) { i = Cast<to = 6>(ids) y = Gather(table, i) }"
-    specs = input_specs(parsed(text, table=(50, 3)), {"ids": (1, 4)})
+    specs = input_specs(parsed(text, table=(50, 3)), Inputs())
     ids = np.array([[0, 49, -50, 1], [0, value, 0, 0]])
     assert len(list(open_data(saved(ids=ids[:1]), specs))) == 1
     said = rf"data\.npz: array 'ids' has {value} in sample 1, .*a table of 50 rows"
@@ -226,8 +226,8 @@ def test_random_indices_cover_exactly_the_rows_of_their_table() -> None:
     text = """g (int32[1,400] ids, int64[1,400,1] mask) => (float[1,400,4] y) {
           wide = Cast<to = 7>(ids)  rows = Gather(table, wide)
           weights = Cast<to = 1>(mask)  y = Mul(rows, weights) }"""
-    model, shapes = parsed(text, table=(37, 4)), {"ids": (1, 400), "mask": (1, 400, 1)}
-    feeds = list(random_feeds(model, shapes, seed=1, count=5))
+    model = parsed(text, table=(37, 4))
+    feeds = list(random_feeds(model, input_specs(model, Inputs()), seed=1, count=5))
     for feed in feeds:
         outputs_of(model, feed)  # raises where an index is out of range
     ids = np.concatenate([feed["ids"] for feed in feeds])
@@ -240,19 +240,19 @@ def test_random_integers_that_are_dequantized_span_their_type() -> None:
     model = parsed("""g (int8[4000] a, uint8[4000] b, int32[4000] c) => (float[4000] x, float[4000] y, float[4000] z)
         <float s = {1}> {
           x = DequantizeLinear(a, s)  y = DequantizeLinear(b, s)  z = DequantizeLinear(c, s) }""")
-    (feed,) = random_feeds(model, dict.fromkeys("abc", (4000,)), seed=1, count=1)
+    (feed,) = random_feeds(model, input_specs(model, Inputs()), seed=1, count=1)
     assert (feed["a"].min(), feed["a"].max()) == (-128, 127)
     assert (feed["b"].min(), feed["b"].max()) == (0, 255)
     assert -(2**15) <= feed["c"].min() < -30000 < 30000 < feed["c"].max() < 2**15
 
 
 def test_the_seed_determines_the_feeds_and_samples_differ() -> None:
-    model, shapes = parsed("g (float[n,4] x) => (float[n,4] y) { y = Relu(x) }"), {"x": (2, 4)}
-    one, two = (feed["x"] for feed in random_feeds(model, shapes, seed=5, count=2))
-    assert (one.dtype, one.shape) == (np.float32, (2, 4))
+    model = parsed("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
+    one, two = (feed["x"] for feed in random_feeds(model, IMAGE, seed=5, count=2))
+    assert (one.dtype, one.shape) == (np.float32, (1, 2, 3))
     assert not np.array_equal(one, two)
-    np.testing.assert_array_equal(next(random_feeds(model, shapes, 5, 1))["x"], one)
-    assert not np.array_equal(next(random_feeds(model, shapes, 6, 1))["x"], one)
+    np.testing.assert_array_equal(next(random_feeds(model, IMAGE, 5, 1))["x"], one)
+    assert not np.array_equal(next(random_feeds(model, IMAGE, 6, 1))["x"], one)
 
 
 def pictures(path: Path, **rules: object) -> np.ndarray:
