@@ -69,7 +69,7 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     dimensions, and for shapes that contradict the model; `SpecError` for declared names that are not inputs.
     """
     declared, batch = inputs.profiles[profile].opt(), inputs.batch
-    require_inputs(model, inputs, profile)
+    require_inputs(model, declared)
     own: dict[str, tuple[int | None, ...]] = {}
     for name in model.inputs:
         _dtype(model, name)
@@ -147,13 +147,12 @@ def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
     return replace(inputs, profiles=tuple(profiles))
 
 
-def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
-    """Raise `SpecError` if a profile names an input that the model does not have."""
-    declared = inputs.profiles[profile].shapes
-    if unknown := [name for name in declared if name not in model.inputs]:
+def require_inputs(model: Model, names: Iterable[str], key: str = "`inputs.shapes` (--shapes)") -> None:
+    """Raise `SpecError` if a key of a spec names an input that the model does not have."""
+    if unknown := [name for name in names if name not in model.inputs]:
         near = did_you_mean(unknown[0], model.inputs)
         raise SpecError(
-            f"`inputs.shapes` (--shapes) names '{unknown[0]}', which is no input of the model{near}",
+            f"{key} names '{unknown[0]}', which is no input of the model{near}",
             where=model.where,
             cure=f"its inputs: {', '.join(model.inputs)}",
         )
@@ -329,13 +328,7 @@ def input_domains(
     ``values`` are the ranges allowed by a spec. Without one, integers, which may be indices, stay within the known
     range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
     """
-    if unknown := [name for name in values if name not in specs]:
-        near = did_you_mean(unknown[0], [*specs])
-        raise SpecError(
-            f"`search.values` names '{unknown[0]}', which is no input of the model{near}",
-            where=model.where,
-            cure=f"its inputs: {', '.join(specs)}",
-        )
+    require_inputs(model, values, "`search.values`")
     shaped, found = tuple(profiles), []
     for name, spec in specs.items():
         wide = known[name]

@@ -195,10 +195,6 @@ class FoundCorrections:
     model: Model | None = None
     numbers: Quantizer | None = None
 
-    def applied(self, numbers: Quantizer) -> Quantizer:
-        """The numbers of the model with these ranges and biases."""
-        return numbers.corrected(replace(numbers.corrections, ranges=self.ranges, biases=self.biases))
-
 
 def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrections:
     """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.

@@ -426,7 +426,9 @@ class Prepared:
         """Scales, zero points and integer weights, with the accepted corrections applied."""
         found = self.corrections
         numbers = found.numbers or self.calibrated[1]
-        return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
+        if not any(gain.taken for gain in found.gains):
+            return numbers
+        return numbers.corrected(replace(numbers.corrections, ranges=found.ranges, biases=found.biases))
 
     @property
     def nothing(self) -> str:
