@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,8 @@ from qdqspec.app.evidence.regression import (
     CLOSE_ROUNDS,
     FIRST_BUILDS,
     FIRST_ROUNDS,
-    Look,
+    change_from,
     entry_from,
-    look,
 )
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
@@ -36,7 +35,7 @@ from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import Load
-from qdqspec.types import Placement, Site
+from qdqspec.types import Placement, Site, TimeChange
 
 NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}
 LOUD = {"fake.run_noise": "0.06", "fake.build_noise": "0.024", "fake.drift": "0.1"}
@@ -100,8 +99,8 @@ def gate(
     device.factors[folder / "tuned.onnx"] = 0.6
     known = baseline_of(bench)
     device.factors[folder / "tuned.onnx"] = 0.6 * (1 + slowdown)
-    seen = gate_once(bench, known, allowed)
-    return outcome_of(seen, allowed), seen.number
+    change, number = gate_once(bench, known, allowed)
+    return outcome_of(change, allowed), number
 
 
 def baseline_of(bench: Bench) -> Entry:
@@ -111,17 +110,17 @@ def baseline_of(bench: Bench) -> Entry:
     return entry_from(taken, conditions)
 
 
-def gate_once(bench: Bench, known: Entry, allowed: float) -> Look:
-    """The measurements of a session for a regression check."""
-    first = bench.compare(ROLES, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
-    return look(
-        known, first, partial(bench.compare, ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS), allowed
-    )
+def gate_once(bench: Bench, known: Entry, allowed: float) -> tuple[TimeChange, int]:
+    """The change that decides a regression check, and the number of measurements."""
+    change = change_from(known, bench.compare(ROLES, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS))
+    if judge_change(change, allowed) == "pass":
+        return change, 1
+    return change_from(known, bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)), 2
 
 
-def outcome_of(seen: Look, allowed: float) -> str:
+def outcome_of(change: TimeChange, allowed: float) -> str:
     """The outcome of the check; ``stale`` for a pass with a warning."""
-    return "stale" if is_stale(seen.change, allowed) else judge_change(seen.change, allowed)
+    return "stale" if is_stale(change, allowed) else judge_change(change, allowed)
 
 
 def write_models(folder: Path) -> None:

@@ -60,11 +60,12 @@ def bench_of(backend: Isolated, feed: Feed, reference: Path, tuned: Path) -> Ben
 
 def say(title: str, bench: Bench, known: Entry) -> None:
     """Gate once and print a row."""
-    seen = gate_once(bench, known, ALLOWED)
-    change = seen.change.builds
-    bounds = f"{100 * (change.low - 1):+.1f} % to {100 * (change.high - 1):+.1f} %"
-    moved = f"{100 * (change.median - 1):+.1f} % ({bounds})"
-    print(f"| {title} | {outcome_of(seen, ALLOWED)} | {moved} | {seen.number} |", flush=True)
+    change, number = gate_once(bench, known, ALLOWED)
+    low, median, high = (
+        100 * (factor - 1) for factor in (change.builds.low, change.builds.median, change.builds.high)
+    )
+    moved = f"{median:+.1f} % ({low:+.1f} % to {high:+.1f} %)"
+    print(f"| {title} | {outcome_of(change, ALLOWED)} | {moved} | {number} |", flush=True)
 
 
 def tuned_model(given: Path, folder: Path) -> Path:

@@ -64,8 +64,7 @@ class OutputComparison:
         """Add one sample."""
         for name, value in reference.items():
             if name not in self.outputs:
-                typical = self._typical.get(name, Typical())
-                self.outputs[name] = _Output(name, self._tops, typical)
+                self.outputs[name] = _Output(name, self._tops, self._typical.get(name, Typical()))
             self.outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:

@@ -14,15 +14,8 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.shapes import InputSpec, input_specs, lookups, with_named_dimensions
-from qdqspec.accuracy.sources import (
-    LABELS,
-    Arrays,
-    Member,
-    as_samples,
-    place_of,
-    read_arrays,
-)
+from qdqspec.accuracy.shapes import InputSpec, lookups, with_named_dimensions
+from qdqspec.accuracy.sources import LABELS, Arrays, Member, as_samples, place_of, read_arrays
 from qdqspec.errors import DataError
 from qdqspec.graph.given import is_faithful
 from qdqspec.graph.model import Model, allows, shape_text
@@ -45,7 +38,6 @@ class Dataset:
     batch: int
     labels: Array | None
     notes: tuple[str, ...]
-    random: bool = False
     ignored: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
 
@@ -67,6 +59,19 @@ class Dataset:
                 f"{{arrays: {self.path.name}, {LABELS}: FILE}}",
             )
         return self.labels
+
+    def doubts(self) -> Iterator[str]:
+        """Reasons why ranges from this data may not be those of real inputs."""
+        if self.samples == 1:
+            yield "it is a single sample, and ranges taken from one sample clip others"
+        for column in self._columns:
+            if not np.issubdtype(column.spec.dtype, np.floating) or not column.spec.shape:
+                continue
+            rows = chain.from_iterable(member.rows() for member in column.members)
+            first = next(rows)
+            if all(row.size and (row == first.flat[0]).all() for row in chain([first], rows)):
+                value = f"{float(first.flat[0]):g}"
+                yield f"every value of '{column.name}' is {value}, so that no range can be taken from it"
 
 
 def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
@@ -171,24 +176,6 @@ def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Sha
     fits = (feed for feed in feeds() if all(feed[name].shape == shape for name, shape in shapes.items()))
     found = next(fits, None)
     return dict(next(iter(feeds())) if found is None else found)
-
-
-def data_warnings(data: Dataset) -> Iterator[str]:
-    """Reasons why ranges from this data may not be those of real inputs."""
-    if data.samples == 1:
-        yield "it is a single sample, and ranges taken from one sample clip others"
-    for column in data._columns:  # noqa: SLF001 - of this module
-        if not np.issubdtype(column.spec.dtype, np.floating) or not column.spec.shape:
-            continue
-        first: Array | None = None
-        for row in chain.from_iterable(member.rows() for member in column.members):
-            first = row.flat[:1] if first is None else first
-            if row.size == 0 or not bool((row == first).all()):
-                break
-        else:
-            if first is not None:
-                value = float(first[0])
-                yield f"every value of '{column.name}' is {value:g}, so that no range can be taken from it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,52 +317,32 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
     return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomFeeds:
-    """The same seeded inputs in each pass; ``random`` is always true."""
-
-    seed: int
-    samples: int
-    random: bool = True
-    labels: None = None
-    _inputs: Mapping[str, tuple[InputSpec, tuple[int, int]]]  # with the bounds of integers for each
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The warning for each result on random inputs."""
-        return ("inputs are random, so ranges and parity do not represent real data",)
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        for number in range(self.samples):
-            random, feed = np.random.default_rng((self.seed, number)), dict[str, Array]()
-            for name, (spec, bounds) in self._inputs.items():
-                if np.issubdtype(spec.dtype, np.integer) or spec.dtype == np.bool_:
-                    feed[name] = random.integers(*bounds, spec.shape).astype(spec.dtype)
-                else:
-                    feed[name] = random.standard_normal(spec.shape).astype(spec.dtype)
-            yield feed
-
-
-def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: int) -> RandomFeeds:
+def random_feeds(
+    model: Model, specs: Mapping[str, InputSpec], seed: int, count: int
+) -> Iterator[dict[str, Array]]:
     """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
 
     Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
-    type, up to 16 bits; others are 0 or 1. ``shapes`` come from `resolve_shapes`.
+    type, up to 16 bits; others are 0 or 1.
     """
-    inputs: dict[str, tuple[InputSpec, tuple[int, int]]] = {}
-    for name, spec in input_specs(model, shapes).items():
+    bounds: dict[str, tuple[int, int]] = {}  # of integers
+    for name, spec in specs.items():
         readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
         if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
             limits, widest = np.iinfo(str(spec.dtype)), np.iinfo(np.int16)
-            inputs[name] = spec, (max(limits.min, widest.min), min(limits.max, widest.max) + 1)
+            bounds[name] = max(limits.min, widest.min), min(limits.max, widest.max) + 1
             continue
         sizes = []
         for node in lookups(model, name):
             shape = model.shape(node.inputs[0])
             size = None if shape is None else shape[node.number("axis", 0)]
             sizes.append(size or 1)  # 1 is the only safe limit if it is not known
-        inputs[name] = spec, (0, min(sizes, default=2))
-    return RandomFeeds(seed=seed, samples=count, _inputs=inputs)
+        bounds[name] = 0, min(sizes, default=2)
+    for number in range(count):
+        random, feed = np.random.default_rng((seed, number)), dict[str, Array]()
+        for name, spec in specs.items():
+            if np.issubdtype(spec.dtype, np.integer) or spec.dtype == np.bool_:
+                feed[name] = random.integers(*bounds[name], spec.shape).astype(spec.dtype)
+            else:
+                feed[name] = random.standard_normal(spec.shape).astype(spec.dtype)
+        yield feed

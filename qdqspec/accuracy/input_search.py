@@ -82,7 +82,7 @@ def _input(
     is_beyond: bool,
 ) -> DrawnInput:
     """One input, of the sample ``together`` if given. Values are in the range to try, or infinite as in the sample."""
-    tried, is_float = domain.tried, domain.is_float
+    tried, is_float = domain.tried, np.issubdtype(domain.dtype, np.floating)
     known = Span(tried.nearest(domain.known.low), tried.nearest(domain.known.high))
     span = tried if is_beyond else known
     kind = _of(draw, [kind for kind in (_FLOATS if is_float else _WHOLE) if samples or kind != "sample"])
@@ -112,7 +112,8 @@ def _input(
         words = f"uniform from {text(low)} to {text(high)} (seed {number})"
         values = np.random.default_rng(number).uniform(low, high, shape)
     elif kind == "denormal":
-        words, values = "all the smallest number above zero", np.full(shape, domain.smallest)
+        words = "all the smallest number above zero"
+        values = np.full(shape, float(np.nextafter(np.zeros((), domain.dtype), 1)))
     else:
         words = f"all {text(tried.nearest(0))}"
     within = np.clip(values if is_float else np.rint(values), tried.low, tried.high)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,13 +44,6 @@ _HOW = (
     "define it in a fixture qdq_metrics of a conftest.py: return {{'{name}': function}}, called as "
     "function(outputs, labels); from Python: Session(metrics={{...}})"
 )
-
-
-def tally_named(name: str) -> Tally | None:
-    """A new tally of a built-in metric; ``None`` if there is none of that name."""
-    if (match := _TOP_K.fullmatch(name)) is not None:
-        return TopKAccuracy(int(match[1]))
-    return MeanIoU() if name == "miou" else None
 
 
 def fitting_metric(labels: Array, output: Sequence[int | None] | None) -> str:
@@ -182,10 +175,17 @@ class Score:
     right: npt.NDArray[np.bool_] | None = None
 
 
-def require_metric(name: str, own: Mapping[str, Metric]) -> None:
-    """Raise `ConfigError` with the nearest name if a metric is neither the caller's nor built in."""
-    if name in own or tally_named(name) is not None:
-        return
+def new_tally(name: str, own: Mapping[str, Metric]) -> Tally | None:
+    """A new tally of a built-in metric, ``None`` for one of the caller's ``own``.
+
+    Raises `ConfigError` with the nearest name if it is neither.
+    """
+    if name in own:
+        return None
+    if (match := _TOP_K.fullmatch(name)) is not None:
+        return TopKAccuracy(int(match[1]))
+    if name == "miou":
+        return MeanIoU()
     known = (*own, *BUILT_IN)
     raise ConfigError(
         f"unknown metric '{name}'{did_you_mean(name, known)}",
@@ -207,11 +207,9 @@ def evaluate(
     names the one to score: without it a built-in metric uses the first, the caller's gets them all. Raises
     `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric values.
     """
-    require_metric(name, own or {})
-    if own and name in own:
+    own = own or {}
+    if (tally := new_tally(name, own)) is None:
         return _of_own(name, own[name], outputs, labels, output)
-    tally = tally_named(name)
-    assert tally is not None  # require_metric has verified it
     tally.require(labels)
     done = 0
     for batch in outputs:  # so that outputs need not be in memory together
@@ -223,12 +221,9 @@ def evaluate(
                 cure="name the output with the scores",
             )
         chosen = labels[done : done + len(scores)]
-        if len(chosen) < len(scores):
-            raise DataError(
-                f"the model gave more outputs than the {len(labels)} labels", cure="give every sample one"
-            )
-        tally.add(scores, chosen)
         done += len(scores)
+        if len(chosen) == len(scores):
+            tally.add(scores, chosen)
     if done != len(labels) or done == 0:
         what = f"the model gave {done} outputs for {len(labels)} labels"
         raise DataError(what, cure="give every sample one label")
@@ -308,7 +303,7 @@ class Scores:
     def require(self, metric: str, *, line: int | None = None) -> None:
         """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
         try:
-            require_metric(metric, self.case.metrics)
+            new_tally(metric, self.case.metrics)
         except QdqspecError as error:
             raise type(error)(error.what, where=self._place(metric, line), cure=error.cure) from None
         if self._data is None:
@@ -351,32 +346,30 @@ class Scores:
         """
         data = self._data
         assert data is not None
-        if feeds is not None and feeds < len(data):
-            return outputs_of(engine, islice(data, feeds)), feeds * data.batch
-        runs = outputs_of(engine, data)
-        rest = data.samples % data.batch
-        if rest == 0:
-            return runs, data.samples
+        wanted = len(data) if feeds is None else min(feeds, len(data))
+        runs = outputs_of(engine, islice(data, wanted))
+        if wanted * data.batch <= data.samples:  # no feed is padded
+            return runs, wanted * data.batch
         first = next(runs)
         used = [first[output]] if output in first else [*first.values()]
         every = chain([first], runs)
         if all(value.ndim and len(value) == data.batch for value in used):
 
-            def without_padding() -> Iterator[Mapping[str, Array]]:
-                for number, found in enumerate(every):
-                    left = min(data.batch, data.samples - number * data.batch)
-                    yield {
-                        name: value[:left] if value.ndim and len(value) == data.batch else value
-                        for name, value in found.items()
-                    }
+            def without_padding(number: int, found: Mapping[str, Array]) -> Mapping[str, Array]:
+                left = data.samples - number * data.batch
+                return {
+                    name: value[:left] if value.ndim and len(value) == data.batch else value
+                    for name, value in found.items()
+                }
 
-            return without_padding(), data.samples
+            return map(without_padding, count(), every), data.samples
         if data.samples < data.batch:
             raise DataError(
                 f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "
                 "divided by samples",
                 cure="give at least as many samples as the batch has",
             )
+        rest = data.samples % data.batch
         self.note(
             f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
             "scored: the outputs are not divided by samples"

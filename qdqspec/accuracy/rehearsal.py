@@ -82,13 +82,7 @@ class Subject:
 class Rehearsal(Closing):
     """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        runtime: Runtime,
-        *,
-        known: dict[int, Values] | None = None,
-    ) -> None:
+    def __init__(self, subject: Subject, runtime: Runtime, known: dict[int, Values] | None = None) -> None:
         """Build and load the model with switches.
 
         Outputs of the float model are stored up to `HELD_BYTES`: those of further samples are computed again for each
@@ -104,19 +98,16 @@ class Rehearsal(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             self.switches = Switches(site for site in subject.sites if not is_foreign(site))
-            floating = {(s.tensor, s.format, s.axis, end) for s in subject.floating for end in s.consumers}
-            singles = frozenset(
-                switch
-                for switch in self.switches
-                if (switch.tensor, switch.format, switch.axis, switch.consumers[0]) in floating
-            )
+            floating = (site for site in subject.floating if not is_foreign(site))
+            singles = frozenset(self.switches[n] for site in floating for n in self.switches.numbers(site))
             base = subject.model.path.parent if subject.model.path else None
             try:
                 store = WeightStore(self.folder, base=base)
                 maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
                 self.graph = SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
                 self._processes = self._allowed_processes()
-                self._model = self.graph.whole(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
+                wanted = dict.fromkeys((*self.outputs_edges, *self.guiding_edges))
+                self._model = self.graph.part(0, len(self.graph.nodes) + 1, wanted)
                 self._engines = self.load(self._model, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
                 raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
@@ -129,18 +120,23 @@ class Rehearsal(Closing):
 
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
-        setting = self.switches.setting(placement)
         outputs, guiding = OutputComparison(), OutputComparison()
         samples = 0
-        feeds, references = tee(self.references())
-        each = self.values_each((setting, feed) for feed, _ in feeds)
-        for (_, reference), values in zip(references, each, strict=True):
+        for reference, (values,) in self.compared([placement]):
             samples += 1
             for comparison, edges in ((outputs, self.outputs_edges), (guiding, self.guiding_edges)):
                 comparison.add(_by_tensor(reference, edges), _by_tensor(values, edges))
         return Rehearsed(
             outputs=outputs.results(), guiding=guiding.results(), samples=samples, data=self.subject.data
         )
+
+    def compared(self, placements: Iterable[Placement]) -> Iterator[tuple[Values, tuple[Values, ...]]]:
+        """For each input: the values of the float model, and those with each placement."""
+        settings = [self.switches.setting(placement) for placement in placements]
+        inputs, references = tee(self.references())
+        each = self.values_each((setting, feed) for feed, _ in inputs for setting in settings)
+        for _, reference in references:
+            yield reference, tuple(islice(each, len(settings)))
 
     def references(self) -> Iterator[tuple[Feed, Values]]:
         """Each input with the float model's values, some of which are stored."""

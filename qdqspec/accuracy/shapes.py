@@ -69,10 +69,10 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     dimensions, and for shapes that contradict the model; `SpecError` for declared names that are not inputs.
     """
     declared, batch = inputs.profiles[profile].opt(), inputs.batch
-    require_inputs(model, inputs, profile)
+    require_inputs(model, declared)
     own: dict[str, tuple[int | None, ...]] = {}
     for name in model.inputs:
-        _require_numbers(model, name)
+        _dtype(model, name)
         if (dims := model.shape(name)) is not None:
             own[name] = tuple(None if dim is not None and dim < 0 else dim for dim in dims)
         elif name in declared:
@@ -95,7 +95,8 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
             wanted[name][0] = batch
         elif name not in declared and len(dims) > 1 and dims[0] is None:
             wanted[name][0] = 1
-    _require_sizes(model, wanted)
+    if open_inputs := {name: dims for name, dims in wanted.items() if None in dims}:
+        raise _unknown_sizes(model, open_inputs)
     found = {name: tuple(dim for dim in dims if dim is not None) for name, dims in wanted.items()}
     for name, shape in found.items():
         if not allows(own[name], shape):
@@ -146,13 +147,12 @@ def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
     return replace(inputs, profiles=tuple(profiles))
 
 
-def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
-    """Raise `SpecError` if a profile names an input that the model does not have."""
-    declared = inputs.profiles[profile].shapes
-    if unknown := [name for name in declared if name not in model.inputs]:
+def require_inputs(model: Model, names: Iterable[str], key: str = "`inputs.shapes` (--shapes)") -> None:
+    """Raise `SpecError` if a key of a spec names an input that the model does not have."""
+    if unknown := [name for name in names if name not in model.inputs]:
         near = did_you_mean(unknown[0], model.inputs)
         raise SpecError(
-            f"`inputs.shapes` (--shapes) names '{unknown[0]}', which is no input of the model{near}",
+            f"{key} names '{unknown[0]}', which is no input of the model{near}",
             where=model.where,
             cure=f"its inputs: {', '.join(model.inputs)}",
         )
@@ -204,12 +204,10 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
-def input_specs(
-    model: Model, shapes: Mapping[str, Shape], profiles: Sequence[ShapeProfile] = ()
-) -> dict[str, InputSpec]:
-    """Dtype and shapes of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
+def input_specs(model: Model, inputs: Inputs) -> dict[str, InputSpec]:
+    """Dtype and shapes of each model input in a case. Raises like `resolve_shapes`."""
     found = {}
-    for name in model.inputs:
+    for name, shape in resolve_shapes(model, inputs).items():
         rows = [
             model.constants[node.inputs[0]].dims[node.number("axis", 0)]
             for node in lookups(model, name)
@@ -217,9 +215,9 @@ def input_specs(
         ]
         found[name] = InputSpec(
             dtype=_dtype(model, name),
-            shape=tuple(shapes[name]),
+            shape=shape,
             rows=min(rows, default=None),
-            ranges=tuple(profile.shapes[name] for profile in profiles if name in profile.shapes),
+            ranges=tuple(each.shapes[name] for each in inputs.profiles if name in each.shapes),
             own=model.shape(name),
         )
     return found
@@ -254,18 +252,14 @@ def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
     )
 
 
-def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> None:
-    """Raise `ModelError` that names all inputs of which a dimension is not known."""
-    open_inputs = {name: dims for name, dims in wanted.items() if None in dims}
-    if not open_inputs:
-        return
+def _unknown_sizes(model: Model, open_inputs: Mapping[str, Sequence[int | None]]) -> ModelError:
     name, *others = open_inputs
     also = f" (also {', '.join(repr(other) for other in others)})" if others else ""
     sizes = {name: ["?" if dim is None else str(dim) for dim in dims] for name, dims in open_inputs.items()}
     spec = ", ".join(f"{name}: [{', '.join(dims)}]" for name, dims in sizes.items())
     words = ",".join(f"{name}:{'x'.join(dims)}" for name, dims in sizes.items())
     them, that = ("them", "those shapes") if others else ("it", "that shape")
-    raise ModelError(
+    return ModelError(
         f"dimension {open_inputs[name].index(None)} of input '{name}' is dynamic and no shape is declared for it{also}",
         where=model.where,
         cure=f"declare {them}, inputs: {{shapes: {{{spec}}}}} in a spec or --shapes {words}, or give calibration data "
@@ -274,16 +268,12 @@ def _require_sizes(model: Model, wanted: Mapping[str, Sequence[int | None]]) -> 
 
 
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
-    return onnx.helper.tensor_dtype_to_np_dtype(_require_numbers(model, name))
-
-
-def _require_numbers(model: Model, name: str) -> int:
-    """The element type of an input. Raises `ModelError` if it cannot be fed from arrays."""
+    """The type of an input. Raises `ModelError` if it cannot be fed from arrays."""
     elem_type = model.elem_type(name)
     kinds = (value.type for value in model.proto.graph.input if value.name == name)
     kind = next((kind.WhichOneof("value") for kind in kinds), None)
     if kind == "tensor_type" and elem_type is not None and elem_type not in _NO_NUMBERS:
-        return elem_type
+        return onnx.helper.tensor_dtype_to_np_dtype(elem_type)
     what = "holds strings" if elem_type == onnx.TensorProto.STRING else _NO_TENSORS.get(kind or "")
     raise ModelError(
         f"input '{name}' {what or 'has no element type'}, and only tensors of numbers can be fed",
@@ -298,9 +288,6 @@ class Span:
 
     low: float
     high: float
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
     def nearest(self, value: float) -> float:
         """The value, or the nearest bound."""
@@ -326,16 +313,6 @@ class InputDomain:
     known: Span
     tried: Span
 
-    @property
-    def is_float(self) -> bool:
-        """Whether it takes floating-point values, and not integers or truth values."""
-        return bool(np.issubdtype(self.dtype, np.floating))
-
-    @property
-    def smallest(self) -> float:
-        """The smallest number above zero of floating-point values."""
-        return float(np.nextafter(np.zeros((), self.dtype), 1))
-
 
 def input_domains(
     model: Model,
@@ -351,13 +328,7 @@ def input_domains(
     ``values`` are the ranges allowed by a spec. Without one, integers, which may be indices, stay within the known
     range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
     """
-    if unknown := [name for name in values if name not in specs]:
-        near = did_you_mean(unknown[0], [*specs])
-        raise SpecError(
-            f"`search.values` names '{unknown[0]}', which is no input of the model{near}",
-            where=model.where,
-            cure=f"its inputs: {', '.join(specs)}",
-        )
+    require_inputs(model, values, "`search.values`")
     shaped, found = tuple(profiles), []
     for name, spec in specs.items():
         wide = known[name]

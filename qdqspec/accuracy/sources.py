@@ -29,7 +29,6 @@ from qdqspec.types import Data, DataSource, ImageRules
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".jp2", ".ppm", ".pgm", ".tif", ".tiff",
 })  # fmt: skip
-_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             elif image.mode in ("I", "F"):
                 raise ValueError(f"its pixels of mode {image.mode} have no known range")
-            image = image.convert(_MODES[rules.colors])
+            image = image.convert("L" if rules.colors == "gray" else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
     height, width = rules.size
@@ -154,14 +153,13 @@ def read_members(file: Path) -> Arrays:
     as its shape needs, or would need more than 2 GiB of memory.
     """
     with _reading(file), zipfile.ZipFile(file) as archive:
-        sizes = {info.filename: info.file_size for info in archive.infolist()}
-        names = [name.removesuffix(".npy") for name in sizes if name.endswith(".npy")]
-        if not names:
-            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         found = {}
-        for name in names:
-            with archive.open(f"{name}.npy") as stream:
-                found[name] = _described(stream, file, name, sizes[f"{name}.npy"])
+        for info in archive.infolist():
+            if (name := info.filename.removesuffix(".npy")) != info.filename:
+                with archive.open(info) as stream:
+                    found[name] = _described(stream, file, name, info.file_size)
+        if not found:
+            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         return found
 
 

@@ -114,9 +114,8 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 
 
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
-    """The sites of every (unit, label) of a space that the reference runtime computes."""
-    found = (site for sites in labelled_sites(space).values() for site in sites)
-    return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
+    """The sites of every (unit, label) of a space."""
+    return tuple(dict.fromkeys(site for sites in labelled_sites(space).values() for site in sites))
 
 
 def is_foreign(site: Site) -> bool:
@@ -217,16 +216,15 @@ class SwitchGraph:
         made = self._raised.producer.get(edge[0])
         return (made is not None and made >= start) or self._at.get(edge, -1) >= start
 
-    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The whole model with all switches, and the values of these edges as its outputs."""
-        return self.part(0, len(self.nodes) + 1, wanted)
-
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
         return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
 
     def part(self, low: int, high: int, wanted: Iterable[Edge]) -> SwitchedModel:
-        """The nodes from ``low`` on, with the switches before ``high``; outputs of earlier nodes become inputs."""
+        """The nodes from ``low`` on, with the switches before ``high``, and the values of these edges as outputs.
+
+        Outputs of earlier nodes become inputs.
+        """
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
         names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
         return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.data import random_feeds
-from qdqspec.accuracy.shapes import resolve_shapes
+from qdqspec.accuracy.shapes import input_specs
 from qdqspec.app.cli import main
 from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
@@ -216,7 +216,7 @@ def assert_same_outputs(one: Path, other: Path) -> None:
     assert (reference is None) == (changed is None)
     model = load_model(one)
     try:
-        feeds = dict(next(iter(random_feeds(model, resolve_shapes(model, Inputs()), 0, 1))))
+        feeds = next(random_feeds(model, input_specs(model, Inputs()), 0, 1))
     except QdqspecError:
         return
     if reference is None or changed is None or "Dropout" in {node.op_type for node in model.nodes}:

@@ -102,23 +102,22 @@ def observed_means(
             yield layer, fit, held_out
 
 
-def mean_shift(
-    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, means: Means
-) -> Floats:
-    """The shift of each output channel's mean by quantization, for these means of the inputs by group."""
+def bias_shift(
+    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
+) -> npt.NDArray[np.float32] | None:
+    """The bias correction; ``None`` if it does not reduce the mean error for held-out means of inputs.
+
+    It is the shift of each output channel's mean by quantization, with its sign changed.
+    """
     real, stored = (
         layer.matrix(values).astype(np.float64)
         for values in (weight.astype(np.float32, copy=False), dequantize(integers, params))
     )
-    added = np.einsum("goc,gc->go", stored, means.quantized) - np.einsum("goc,gc->go", real, means.real)
-    return np.asarray(added.reshape(-1), np.float64)
-
-
-def bias_shift(
-    layer: LinearLayer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
-) -> npt.NDArray[np.float32] | None:
-    """The bias correction; ``None`` if it does not reduce the mean error for held-out means of inputs."""
-    found = mean_shift(layer, weight, params, integers, fit)
-    wrong = mean_shift(layer, weight, params, integers, held_out)
+    found, wrong = (
+        (np.einsum("goc,gc->go", stored, each.quantized) - np.einsum("goc,gc->go", real, each.real)).reshape(
+            -1
+        )
+        for each in (fit, held_out)
+    )
     is_less = float(((wrong - found) ** 2).sum()) < float((wrong**2).sum())
     return -found.astype(np.float32) if is_less else None

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -75,22 +75,14 @@ class Judge:
             rounds_biases=self.rounds_biases,
         )
         found = tuple(Powers() for _ in self.placements)
-        with Rehearsal(subject, self.runtime, known=self._known) as rehearsal:
-
-            def until_late() -> Iterator[tuple[Feed, Values]]:
-                for count, sample in enumerate(rehearsal.references()):
-                    if count >= least_samples and is_late():
-                        self.samples = count
-                        return
-                    yield sample
-
-            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
-            samples, references = tee(until_late())
-            each = rehearsal.values_each((setting, feed) for feed, _ in samples for setting in settings)
-            for _, reference in references:
+        with Rehearsal(subject, self.runtime, self._known) as rehearsal:
+            for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
                 expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
-                for powers, values in zip(found, each, strict=False):
+                for powers, values in zip(found, each, strict=True):
                     powers.add(expected, values)
+                if count >= least_samples and is_late():
+                    self.samples = count
+                    break
         return found
 
 
@@ -124,8 +116,7 @@ class CorrectionTask:
     ``ranges`` gives those of a model by two calibration methods, one the case's own ``method``, on all samples or the
     even ones. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with
     other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the
-    processor. Numbers of tensors in ``fixed`` are not changed. A judgement takes a part of the time, one of
-    ``judgements``: where it would take longer, it is on fewer samples.
+    processor. Numbers of tensors in ``fixed`` are not changed.
     """
 
     judge: Judge
@@ -140,8 +131,6 @@ class CorrectionTask:
     fixed: frozenset[str] = frozenset()
     enough_db: float
     seconds: float
-    judgements: float = 6
-    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,25 +195,21 @@ class FoundCorrections:
     model: Model | None = None
     numbers: Quantizer | None = None
 
-    def applied(self, numbers: Quantizer) -> Quantizer:
-        """The numbers of the model with these ranges and biases."""
-        return numbers.corrected(replace(numbers.corrections, ranges=self.ranges, biases=self.biases))
 
-
-def find_corrections(task: CorrectionTask) -> FoundCorrections:
+def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrections:
     """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.
 
     If all placements are below 10 dB, only equalization is tried: such outputs tell nothing about placements that can
-    be selected.
-    A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first one, and
-    `RehearsalRefusedError` if the model cannot be rehearsed.
+    be selected. A judgement takes a part of the time, one of ``judgements``: where it would take longer, it is on fewer
+    samples. A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first
+    one, and `RehearsalRefusedError` if the model cannot be rehearsed.
     """
-    started, failures, untried = task.clock(), dict[str, str](), list[str]()
+    started, failures, untried = time.monotonic(), dict[str, str](), list[str]()
 
     def is_over(share: float = 1.0) -> bool:
-        return task.clock() > started + share * task.seconds
+        return time.monotonic() > started + share * task.seconds
 
-    errors = task.judge.errors(task.numbers, lambda: is_over(1 / task.judgements))
+    errors = task.judge.errors(task.numbers, lambda: is_over(1 / judgements))
     problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
     for name, apply in CORRECTIONS.items():
         is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)

@@ -104,13 +104,10 @@ def find_layers(model: Model, sites: Iterable[Site], *, recurrent: bool = False)
     found: dict[str, LinearLayer] = {}
     for site in sites:
         readers = model.consumers.get(site.tensor, ()) if site.weight else ()
-        if len(readers) != 1 or not is_default(model.by_name[readers[0].node]):
+        if len(readers) != 1 or not is_default(node := model.by_name[readers[0].node]):
             continue
-        node = model.by_name[readers[0].node]
-        if recurrent and node.op_type == "LSTM":
-            layer = _recurrent(model, node, readers[0].input)
-        else:
-            layer = _layer(model, node)
+        is_recurrent = recurrent and node.op_type == "LSTM"
+        layer = _recurrent(model, node, readers[0].input) if is_recurrent else _layer(model, node)
         if layer is not None and layer.weight == site.tensor:
             found[site.tensor] = layer
     return found

@@ -30,6 +30,12 @@ _MOST = 255  # the largest uint8 activation
 _LARGEST, _REDUCED = 127, 63  # the largest weights of 8 and 7 bits
 
 
+def _neighbours(values: _Floats) -> tuple[_Floats, _Floats]:
+    """The first and the second of each two neighbours on the last axis."""
+    even = values.shape[-1] // 2 * 2
+    return values[..., 0:even:2], values[..., 1:even:2]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairMaxima:
     """The largest integers that columns of a layer read (group, column), and sums of neighbours (group, pair)."""
@@ -48,11 +54,10 @@ class PairMaxima:
 
     def sums(self, matrix: _Floats) -> _Floats:
         """A bound of each sum of two products (group, output, pair) with weights (group, output, column)."""
-        even = matrix.shape[-1] // 2 * 2
-        first, second = matrix[..., 0:even:2], matrix[..., 1:even:2]
+        first, second = _neighbours(matrix)
         one, other = np.abs(first), np.abs(second)
         both, larger = np.minimum(one, other), np.maximum(one, other)
-        columns = np.where(one > other, self.columns[:, None, 0:even:2], self.columns[:, None, 1:even:2])
+        columns = np.where(one > other, *_neighbours(self.columns[:, None]))
         found = both * self.pairs[:, None] + (larger - both) * columns
         return np.where(np.sign(first) == np.sign(second), found, 0.0)
 
@@ -95,10 +100,9 @@ class InputMaxima(NamedTuple):
     @classmethod
     def of(cls, rows: _Floats) -> InputMaxima:
         """The maxima of the rows (row, group, channel) of one run."""
-        even = rows.shape[-1] // 2 * 2
         return cls(
             values=rows.max(axis=0, initial=0.0)[None],
-            sums=(rows[..., 0:even:2] + rows[..., 1:even:2]).max(axis=0, initial=0.0)[None],
+            sums=np.add(*_neighbours(rows)).max(axis=0, initial=0.0)[None],
             lows=rows.min(initial=0.0)[None].astype(np.float64),
         )
 
@@ -116,8 +120,7 @@ class InputMaxima(NamedTuple):
         for both in numbers:
             scale, zero_point = (one.astype(np.float32).reshape(-1, 1, 1) for one in both)
             columns = np.clip(np.rint(self.values / scale) + zero_point, 0, _MOST)
-            even = columns.shape[-1] // 2 * 2
-            first, second = columns[..., 0:even:2], columns[..., 1:even:2]
+            first, second = _neighbours(columns)
             # rounding adds at most a half to each of two
             pairs = np.floor(self.sums / scale + 2 * zero_point + 1)
             pairs = np.clip(pairs, np.maximum(first, second), first + second)
@@ -155,8 +158,7 @@ class SumLimit:
         if channels % 2 == 0:
             neighbours = np.tile(np.broadcast_to(pairs, (groups, channels // 2)), (1, positions))
         else:  # neighbours may belong to two kernel positions
-            even = self.layer.columns // 2 * 2
-            neighbours = repeated[:, 0:even:2] + repeated[:, 1:even:2]
+            neighbours = np.add(*_neighbours(repeated))
         limit = _LIMIT / (1 + self.margin)
         return PairMaxima(layer=self.layer, columns=repeated, pairs=neighbours, limit=limit)
 

@@ -395,10 +395,10 @@ def _fitting_dataset(model: Model, path: Path) -> Dataset | None:
 
 def _open_dataset(model: Model, path: Path) -> Dataset:
     from qdqspec.accuracy.data import open_data, shaped_by_data
-    from qdqspec.accuracy.shapes import input_specs, resolve_shapes
+    from qdqspec.accuracy.shapes import input_specs
 
     shaped = shaped_by_data(model, Inputs(calibration=path))
-    return open_data(path, input_specs(model, resolve_shapes(model, shaped), shaped.profiles))
+    return open_data(path, input_specs(model, shaped))
 
 
 def _choose_data(path: Path, fits: Mapping[Path, Dataset]) -> tuple[Path, Path]:

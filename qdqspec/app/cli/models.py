@@ -84,7 +84,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     model = model_given(arguments.model, arguments.values)
     regions = find(model)
     inputs = inputs_given(Inputs(), arguments)
-    require_inputs(model, inputs)
+    require_inputs(model, inputs.profiles[0].shapes)
     known = shaped_by_data(model, inputs).profiles[0].opt()
     inspection = inspect_model(
         model,

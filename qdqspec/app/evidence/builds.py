@@ -17,7 +17,7 @@ from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy.data import random_feeds
-from qdqspec.accuracy.shapes import resolve_shapes, with_named_dimensions
+from qdqspec.accuracy.shapes import input_specs, with_named_dimensions
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends.base import PLAIN, Backend, BuildOptions
@@ -122,8 +122,8 @@ def _load(
             return Linted(missing=f"{runtime} is installed, not {wanted}")
         if feed is None:
             with suppress(ModelError):  # not every dimension has a size
-                shapes = resolve_shapes(model, with_named_dimensions(model, Inputs()))
-                feed = next(iter(random_feeds(model, shapes, 0, 1)))
+                specs = input_specs(model, with_named_dimensions(model, Inputs()))
+                feed = next(random_feeds(model, specs, 0, 1))
         if feed and not options.profiles:
             fixed = {name: InputShape.of(value.shape) for name, value in feed.items()}
             options = replace(options, profiles=(ShapeProfile(shapes=fixed),))

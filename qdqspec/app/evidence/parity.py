@@ -63,8 +63,8 @@ class SideBySide(Closing):
         self._opened = ExitStack()
         options = replace(resources.options, hashed=False)
         build = runner(resources.backend, options)
-        self._reference = self._engine(expected or (lambda: build(reference)))
-        self._tuned = self._engine(lambda: build(tuned))
+        self._reference = self._opened.enter_context(_Rebuilt(expected or (lambda: build(reference))))
+        self._tuned = self._opened.enter_context(_Rebuilt(lambda: build(tuned)))
         self._is_same = tuned == reference and not self._fixed and not expected
         self._arithmetic: _Rebuilt | None = None
         if not resources.backend.capabilities(options).runs:
@@ -78,7 +78,7 @@ class SideBySide(Closing):
                 self._definition = Definition(load_model(tuned), resources.backend, resources.options)
                 return self._definition.build()
 
-            self._arithmetic = self._engine(build_definition)
+            self._arithmetic = self._opened.enter_context(_Rebuilt(build_definition))
 
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
@@ -125,11 +125,6 @@ class SideBySide(Closing):
         """Close all engines."""
         self._opened.close()
 
-    def _engine(self, build: Callable[[], Engine]) -> _Rebuilt:
-        engine = _Rebuilt(build)
-        self._opened.callback(engine.close)
-        return engine
-
     def _computed(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
         if self._arithmetic is None:
             return None
@@ -141,7 +136,7 @@ class SideBySide(Closing):
             return None
 
 
-class _Rebuilt:
+class _Rebuilt(Closing):
     """An engine that is built on first use, and again after a failure."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:

@@ -53,15 +53,6 @@ class Gate:
     renewals: tuple[Renewal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A comparison with its measurement. ``number`` is 2 for the second, more precise one."""
-
-    latency: LatencyEvidence
-    change: TimeChange
-    number: int
-
-
 @dataclass
 class Gatekeeper:
     """Compares a case with its baseline, or renews it, by the ``first`` measurement and more by ``measure``."""
@@ -109,9 +100,11 @@ class Gatekeeper:
             first = self.first
             if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
                 first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
-            seen = look(known, first, lambda: self._close, allowed)
-            stale = is_stale(seen.change, allowed)
-            if update != "changed" or (judge_change(seen.change, allowed) == "pass" and not stale):
+            looks, latency, change = 1, first, change_from(known, first)
+            if judge_change(change, allowed) != "pass":  # the more precise measurement alone decides
+                looks, latency, change = 2, self._close, change_from(known, self._close)
+            stale = is_stale(change, allowed)
+            if update != "changed" or (judge_change(change, allowed) == "pass" and not stale):
                 if stale:
                     self.note(
                         f"the baseline of {self.case.id}::{name} is stale, the model became faster: {blank.command}"
@@ -119,10 +112,10 @@ class Gatekeeper:
                 return replace(
                     blank,
                     state="compared",
-                    ratio=ratio_interval(ratio_times(seen.latency)),
-                    change=seen.change,
-                    looks=seen.number,
-                    builds=seen.latency.builds,
+                    ratio=ratio_interval(ratio_times(latency)),
+                    change=change,
+                    looks=looks,
+                    builds=latency.builds,
                     recorded=known.recorded,
                     notes=differences(known, self.conditions),
                     history=history_of(known, self.device.key),
@@ -189,9 +182,12 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
         read_baseline(file)
     except StateError as error:
         found = RegressionEvidence(
-            state="damaged", command=error.cure or "", reason=error.what, required=True
+            state="damaged",
+            file=_shown(case, file),
+            command=error.cure or "",
+            reason=error.what,
+            required=True,
         )
-        found = replace(found, file=_shown(case, file))
         return {request.key: found for _, request in requested(case.checks, BaselineRequest)}
     return {}
 
@@ -211,20 +207,12 @@ def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidenc
     return Gatekeeper(case, settings, device, conditions, latency, measure, note).gate()
 
 
-def look(
-    known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
-) -> Look:
-    """Compare with a baseline; if the first measurement does not pass, a more precise one alone decides."""
+def change_from(known: Entry, latency: LatencyEvidence) -> TimeChange:
+    """The change of a measurement from a baseline entry."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
     in_a_row = tuned.first is None or reference.first is None
-
-    def compared(latency: LatencyEvidence, number: int) -> Look:
-        change = change_between(ratio_times(latency, in_a_row=in_a_row), before)
-        return Look(latency=latency, change=change, number=number)
-
-    seen = compared(first, 1)
-    return seen if judge_change(seen.change, allowed) == "pass" else compared(closely(), 2)
+    return change_between(ratio_times(latency, in_a_row=in_a_row), before)
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
@@ -232,10 +220,7 @@ def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
     return Entry(
         ratio=ratio_interval(ratio_times(latency)),
         clock=conditions.clock,
-        samples={
-            "tuned": _times(latency.samples["tuned"], latency.builds),
-            "reference": _times(latency.samples["reference"], latency.builds),
-        },
+        samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
         model_sha256=conditions.model_sha256,
         rules=dict(conditions.rules),
         scheme=conditions.scheme,

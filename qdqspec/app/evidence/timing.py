@@ -18,7 +18,7 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
-from qdqspec.accuracy.shapes import input_specs, resolve_shapes
+from qdqspec.accuracy.shapes import input_specs
 from qdqspec.app.preparation.files import half_reference, note_float_types, plain_file
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import SAMPLES, Resources, compared_with_definition
@@ -128,15 +128,14 @@ def profile_models(
     with ExitStack() as opened:
         for name, path in models.items():
             model = load_model(path)
-            shaped = shaped_by_data(model, inputs)
-            sizes = resolve_shapes(model, shaped)
+            specs = input_specs(model, shaped_by_data(model, inputs))
             data = inputs.calibration or inputs.evaluation
             feeds: Iterable[Feed] = (
-                random_feeds(model, sizes, seed, SAMPLES)
+                list(random_feeds(model, specs, seed, SAMPLES))
                 if data is None
-                else open_data(data, input_specs(model, sizes, shaped.profiles), fixed=inputs.values)
+                else open_data(data, specs, fixed=inputs.values)
             )
-            fed = {name: shape for name, shape in sizes.items() if name not in inputs.values}
+            fed = {name: spec.shape for name, spec in specs.items() if name not in inputs.values}
             timed = feed_of_shapes(feeds.__iter__, fed)
             definitions[name] = compared_with_definition(model, feeds, backend, options)
             shapes = {own: InputShape.of(value.shape) for own, value in timed.items()}

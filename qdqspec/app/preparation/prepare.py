@@ -13,14 +13,7 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.find import FoundCorrections, write_found
-from qdqspec.accuracy.data import (
-    Dataset,
-    data_warnings,
-    feed_of_shapes,
-    open_data,
-    random_feeds,
-    shaped_by_data,
-)
+from qdqspec.accuracy.data import Dataset, feed_of_shapes, open_data, random_feeds, shaped_by_data
 from qdqspec.accuracy.metrics import Scores
 from qdqspec.accuracy.shapes import (
     InputSpec,
@@ -149,8 +142,7 @@ class Prepared:
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:
         """Type and shape of every input in this case."""
-        inputs = self.case.inputs
-        return input_specs(self.given, resolve_shapes(self.given, inputs), inputs.profiles)
+        return input_specs(self.given, self.case.inputs)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -164,7 +156,7 @@ class Prepared:
         if source is None:
             return None
         data = self._opened(source, labelled=False)
-        for doubt in data_warnings(data):
+        for doubt in data.doubts():
             self.note_once(f"calibration data {source.name}: {doubt}")
         return data
 
@@ -191,7 +183,7 @@ class Prepared:
             self.note_once(
                 f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
             )
-        return iter(random_feeds(self.given, self.shapes, self.settings.seed, self._random_samples))
+        return random_feeds(self.given, self.inputs, self.settings.seed, self._random_samples)
 
     def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
         """Calibration inputs, and their kind: calibration or random."""
@@ -434,7 +426,9 @@ class Prepared:
         """Scales, zero points and integer weights, with the accepted corrections applied."""
         found = self.corrections
         numbers = found.numbers or self.calibrated[1]
-        return found.applied(numbers) if any(gain.taken for gain in found.gains) else numbers
+        if not any(gain.taken for gain in found.gains):
+            return numbers
+        return numbers.corrected(replace(numbers.corrections, ranges=found.ranges, biases=found.biases))
 
     @property
     def nothing(self) -> str:

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained
 from qdqspec._core.records import from_data, read_json, to_data
 from qdqspec._core.registry import DEFAULT_BACKEND, names
-from qdqspec.accuracy.rehearsal import RehearsedEngine
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, LoggedJournal, make_folder
@@ -142,8 +141,7 @@ class Study(Closing):
         found = rehearsal.error(placement)
         if rules is None:
             return found
-        engine = RehearsedEngine(rehearsal, placement)
-        score = self._prepared.scores.of_engine(engine, rules.metric, rules.output)
+        score = self._prepared.scores.of_engine(rehearsal.engine(placement), rules.metric, rules.output)
         return replace(found, accuracy=score.value)
 
     def tell(self, trials: Trial | Iterable[Trial]) -> None:

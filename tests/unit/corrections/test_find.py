@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -128,9 +129,7 @@ def test_corrections_are_sought_unless_everything_quantized_is_well_above_the_li
 def test_a_correction_that_fails_does_not_remove_the_others(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> object:
-        raise BackendError("the runtime ended")
-
+    fails = Mock(side_effect=BackendError("the runtime ended"))
     monkeypatch.setattr("qdqspec.app.preparation.correcting._ranges", fails)
     work = prepared(session, models, tmp_path, ("ranges", "bias"))
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("bias", True)]
@@ -190,11 +189,6 @@ def test_corrected_models_with_other_outputs_are_refused(
     assert work.model is work.folded
 
 
-def numbers_of(work: Prepared) -> object:
-    placement = work.space.resolve(work.space.everything())
-    return work.numbers.placed(placement), work.equalized_for(placement), work.corrections.gains
-
-
 @pytest.mark.usefixtures("saturates")
 @pytest.mark.parametrize("corrections", ["equalization", "bias"])
 def test_a_resumed_search_has_the_corrections_of_the_first_run(
@@ -210,14 +204,15 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
         work.keep_corrections(path)
         return work
 
+    def numbers_of(work: Prepared) -> object:
+        placement = work.space.resolve(work.space.everything())
+        return work.numbers.placed(placement), work.equalized_for(placement), work.corrections.gains
+
     path = tmp_path / "corrections.json"
     first = case()
     expected = numbers_of(first)
     assert any(gain.taken for gain in first.corrections.gains)
-
-    def fails(_: object) -> object:
-        raise AssertionError("found anew")
-
+    fails = Mock(side_effect=AssertionError("found anew"))
     monkeypatch.setattr("qdqspec.app.preparation.prepare.find_case_corrections", fails)
     assert numbers_of(case()) == expected
     uses = (("another", ""), ("of this test", "x"))

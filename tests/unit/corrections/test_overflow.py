@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_models import layer_of, linear_model
-from onnx import numpy_helper
+from onnx_text import parsed
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
-from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import QuantParams, number_format
@@ -110,11 +108,11 @@ def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, 
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0), (4, 4, 1, 0.0)]
+    ("channels", "groups", "pads", "shift"), [(4, 1, 1, -2.0), (3, 1, 1, 0.0), (6, 2, 0, 2.0)]
 )
 def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: int, shift: float) -> None:
     random = np.random.default_rng(1)
-    weight = skewed(random, 8 if groups < 4 else 4, channels // groups, 3, 3)
+    weight = skewed(random, 8, channels // groups, 3, 3)
     x = skewed(random, 2, channels, 9, 9) + np.float32(shift)
     model = linear_model("Conv", weight, 4, group=groups, pads=[pads] * 4)
     limit = limits_of(model, {"x": x})
@@ -127,21 +125,16 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
-    if limit.layer.is_depthwise:
-        np.testing.assert_allclose(scale, np.abs(weight).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
-    else:
-        assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
+    assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
 
 
-LSTM = """<ir_version: 8, opset_import: ["": 17]> g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
+LSTM = """g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
   [n] y = LSTM <hidden_size = 4, direction = "bidirectional"> (x, w, r) }"""
 
 
 def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> None:
-    proto, random = onnx.parser.parse_model(LSTM), np.random.default_rng(0)
-    w, r = skewed(random, 2, 16, 6), skewed(random, 2, 16, 4)
-    proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")])
-    model = Model(proto)
+    random = np.random.default_rng(0)
+    model = parsed(LSTM, w=skewed(random, 2, 16, 6), r=skewed(random, 2, 16, 4))
     hidden = Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True)
     sites = [replace(SITE, axis=0), hidden]
     assert find_layers(model, sites, recurrent=True)["r"].source == "y"
@@ -158,24 +151,15 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
                 assert largest_sum(quantize(values, params_of(run)), own) <= MOST
 
 
-def prepared(
-    session: Session, models: Path, folder: Path, *, data: bool = True, start: tuple[Path, ...] = ()
-) -> Prepared:
-    rules = {"quantize": QuantizeRules(corrections=("bits",)), "tune": TuneRules(start_from=start)}
-    case = digits_case(models, folder, 8, **rules)
-    return session.work(case if data else replace(case, inputs=Inputs())).prepared
-
-
-def largest(work: Prepared) -> list[int]:
-    placement = work.space.resolve(work.space.everything())
-    weights = [site for site in placement.ordered if site.weight and site.format == "int8"]
-    return [int(np.abs(work.numbers.integer_weight(site).astype(int)).max()) for site in weights]
+BITS = QuantizeRules(corrections=("bits",))
 
 
 @pytest.mark.usefixtures("saturates")
 def test_weights_have_8_bits_where_data_permits_it(session: Session, models: Path, tmp_path: Path) -> None:
-    work = prepared(session, models, tmp_path, data=True)
-    assert max(largest(work)) > 100
+    work = session.work(digits_case(models, tmp_path, 8, quantize=BITS)).prepared
+    sites = work.space.resolve(work.space.everything()).ordered
+    weights = [site for site in sites if site.weight and site.format == "int8"]
+    assert max(np.abs(work.numbers.integer_weight(site).astype(int)).max() for site in weights) > 100
     (note,) = (text for text in work.warnings if "could overflow on this processor" in text)
     assert "with a margin of 10%" in note
 
@@ -185,8 +169,8 @@ def test_scales_of_a_start_are_kept_where_data_permits(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
     start = (Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx",)
-    by_data = prepared(session, models, tmp_path, data=True, start=start)
-    by_proof = prepared(session, models, tmp_path, data=False, start=start)
+    case = digits_case(models, tmp_path, 8, quantize=BITS, tune=TuneRules(start_from=start))
+    by_data, by_proof = (session.work(each).prepared for each in (case, replace(case, inputs=Inputs())))
     assert by_data.start_scales.weights.keys() == by_proof.start_scales.weights.keys()
     kept = [work.calibrated[1].corrections.weights for work in (by_data, by_proof)]
     assert len(kept[0]) > len(kept[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,105 +14,100 @@ from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
 
 
-class Softmax:
-    """The float model of masked scores."""
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with np.errstate(invalid="ignore"):
-            powers = np.exp(feeds["mask"] - feeds["mask"].max())
-        return {"y": powers / powers.sum(), "label": np.array([3])}
-
-    def close(self) -> None:
-        pass
-
-
-def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sample() -> None:
-    masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
-    assert Evaluator([hidden, masked], Softmax).samples == 2
-    assert Evaluator([], Softmax).samples == 0
-    why = r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
-    with pytest.raises(DataError, match=why):
-        Evaluator([hidden, hidden], Softmax)
-
-
 @dataclass(slots=True)
-class Pixels:
-    """A model of which all outputs are integers, brighter by ``more``."""
+class Computed:
+    """An engine that counts its runs."""
 
-    more: int
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {"image": (feeds["x"] + self.more).astype(np.uint8), "text": np.array(["a"])}
-
-    def close(self) -> None:
-        pass
-
-
-def test_integers_are_judged_if_no_output_is_a_float() -> None:
-    judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: Pixels(0))
-    assert judge(Pixels(2)) == pytest.approx(40)
-    assert judge(Pixels(0)) == MOST_DB
-
-
-@dataclass(slots=True)
-class Drawn:
-    """An engine whose error varies between samples, with a given mean SQNR."""
-
-    db: float
+    outputs: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
     runs: int = 0
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.runs += 1
-        error = np.random.default_rng(int(feeds["number"])).normal(size=100)
-        return {"y": 100 * (1 + 10 ** (-self.db / 20) * error)}
+        return self.outputs(feeds)
 
     def close(self) -> None:
         pass
+
+
+def masked_scores(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(feeds["mask"] - feeds["mask"].max())
+    return {"y": powers / powers.sum(), "label": np.array([3])}
+
+
+def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sample() -> None:
+    masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
+    assert Evaluator([hidden, masked], lambda: Computed(masked_scores)).samples == 2
+    assert Evaluator([], lambda: Computed(masked_scores)).samples == 0
+    why = r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
+    with pytest.raises(DataError, match=why):
+        Evaluator([hidden, hidden], lambda: Computed(masked_scores))
+
+
+def brighter(more: int) -> Computed:
+    """A model of which all outputs are integers."""
+    return Computed(lambda feeds: {"image": (feeds["x"] + more).astype(np.uint8), "text": np.array(["a"])})
+
+
+def test_integers_are_judged_if_no_output_is_a_float() -> None:
+    judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: brighter(0))
+    assert judge(brighter(2)) == pytest.approx(40)
+    assert judge(brighter(0)) == MOST_DB
+
+
+def drawn(db: float) -> Computed:
+    """An engine whose error varies between samples, with a given mean SQNR."""
+
+    def outputs(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        error = np.random.default_rng(int(feeds["number"])).normal(size=100)
+        return {"y": 100 * (1 + 10 ** (-db / 20) * error)}
+
+    return Computed(outputs)
 
 
 COUNT = 8 * SAMPLES
 
 
-def evaluator(reference: Drawn | None = None, *, seconds: float = math.inf) -> Evaluator:
+def evaluator(reference: Computed | None = None, *, seconds: float = math.inf) -> Evaluator:
     feeds = [{"number": np.array(number)} for number in range(COUNT)]
-    return Evaluator(feeds, lambda: reference or Drawn(400), COUNT, seconds=seconds)
+    return Evaluator(feeds, lambda: reference or drawn(400), COUNT, seconds=seconds)
 
 
 def test_the_first_samples_are_the_same_for_each_candidate() -> None:
-    engine = Drawn(20)
+    engine = drawn(20)
     found_db = evaluator().first(engine)
     assert engine.runs == SAMPLES
     assert found_db == pytest.approx(20, abs=0.7)
-    assert evaluator().by_output(Drawn(20)) == {"y": found_db}
+    assert evaluator().by_output(drawn(20)) == {"y": found_db}
 
 
 @pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
 def test_an_sqnr_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, seconds: float) -> None:
-    engine = Drawn(db)
+    engine = drawn(db)
     found, is_whole = evaluator(seconds=seconds).near(engine, 20.0)
     assert (engine.runs, is_whole) == (2 * SAMPLES, False)
     assert found == pytest.approx(db, abs=0.7)
 
 
 def test_an_sqnr_near_the_limit_is_measured_on_all_data() -> None:
-    engine, data = Drawn(20.1), evaluator()
+    engine, data = drawn(20.1), evaluator()
     found, is_whole = data.near(engine, 20.0)
     assert (engine.runs, is_whole) == (COUNT, True)
-    assert found == data(Drawn(20.1))
+    assert found == data(drawn(20.1))
 
 
 def test_the_reference_is_run_once_on_each_sample_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = Drawn(400)
+    reference = drawn(400)
     data = evaluator(reference)
     assert reference.runs == SAMPLES
-    data.near(Drawn(15), 20.0)
+    data.near(drawn(15), 20.0)
     assert reference.runs == 2 * SAMPLES
-    data(Drawn(30))
-    data(Drawn(25))
+    data(drawn(30))
+    data(drawn(25))
     assert reference.runs == COUNT
     monkeypatch.setattr("qdqspec.accuracy.evaluator.HELD_BYTES", 0)
     again = evaluator(reference)
-    assert again(Drawn(25)) == data(Drawn(25))
+    assert again(drawn(25)) == data(drawn(25))
     assert reference.runs == 2 * COUNT + SAMPLES
 
 
@@ -138,8 +133,7 @@ def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
     offset.learn(24.0, 25.0, second)
     assert offset.at(24.0) == offset.at(24.0, placement_of("c")) == pytest.approx(-1.0)
     assert offset.at(30.0, second) == 1.0
-    assert offset.is_of(second)
-    assert not offset.is_of(placement_of("c"))
+    assert (offset.is_of(second), offset.is_of(placement_of("c"))) == (True, False)
 
 
 def test_the_deviation_of_an_offset_is_bounded() -> None:

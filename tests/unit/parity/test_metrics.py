@@ -11,8 +11,9 @@ from qdqspec.errors import DataError
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.0, 0.1, 0.9]], np.float32)
 
 
-def test_top1_gives_the_correct_samples_of_all_batches() -> None:
-    found = evaluate("top1", [{"y": SCORES[:2]}, {"y": SCORES[2:]}], np.array([1, 1, 2]))
+def test_top1_gives_the_correct_samples_of_all_batches_at_the_first_output() -> None:
+    batches = [{"y": part, "other": part[:, ::-1]} for part in (SCORES[:2], SCORES[2:])]
+    found = evaluate("top1", batches, np.array([1, 1, 2]))
     assert (found.value, found.samples) == (pytest.approx(2 / 3), 3)
     assert found.right is not None
     assert found.right.tolist() == [True, False, True]
@@ -38,15 +39,11 @@ def test_top_k_accepts_the_k_highest(metric: str, batch: dict, labels: list, val
     assert evaluate(metric, [batch], np.array(labels), output="y").value == pytest.approx(value)
 
 
-def test_without_a_name_the_first_output_is_scored() -> None:
-    assert evaluate("top1", [{"other": SCORES[:, ::-1], "y": SCORES}], np.array([1, 2, 0])).value == 1
-
-
 @pytest.mark.parametrize(
     ("metric", "labels", "output", "problem"),
     [
         ("top1", [1, 0, 2], "logit", "no output 'logit'"),
-        ("top1", [1, 0], None, "more outputs than the 2 labels"),
+        ("top1", [1, 0], None, "3 outputs for 2 labels"),
         ("top1", [1, 0, 2, 2], None, "3 outputs for 4 labels"),
         ("top1", [1, 0, 3], None, "label 3 is no class of a model with 3 scores"),
         ("top1", [1, -1, 0], None, "label -1 is no class"),
@@ -74,18 +71,9 @@ def test_outputs_that_cannot_be_scored_are_reported(
     ids=["worked example", "void pixels", "void pixels only"],
 )
 def test_mean_iou(labels: list, predicted: list, classes: int, value: float) -> None:
-    scores = one_hot(np.array(predicted), classes)
+    scores = np.moveaxis(np.eye(classes, dtype=np.float32)[np.array(predicted)], -1, 1)
     found = evaluate("miou", [{"y": scores}], np.array(labels)).value
     assert found == pytest.approx(value, nan_ok=True)
-
-
-def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
-    """Scores ``[batch, count, ...]`` whose maximum is at these classes."""
-    return np.moveaxis(np.eye(count, dtype=np.float32)[classes], -1, 1)
-
-
-def recall(outputs, labels) -> float:
-    return float((outputs["y"].argmax(axis=1) == labels).mean())
 
 
 def own(metric, labels=(1, 0, 2), **words):
@@ -98,18 +86,15 @@ def test_a_user_metric_receives_all_outputs_and_labels_at_once() -> None:
 
     def metric(outputs, labels):
         seen.update(outputs, labels=labels)
-        return recall(outputs, labels)
+        return float((outputs["y"].argmax(axis=1) == labels).mean())
 
-    assert own(metric).value == 1
-    assert own(metric).right is None
+    found = own(metric)
+    assert (found.value, found.right) == (1, None)
     assert seen["y"].shape == (3, 3)
     assert seen["labels"].tolist() == [1, 0, 2]
     # shapes differ between feeds: not concatenated
     assert [part.shape for part in seen["z"]] == [(2, 4), (1, 5)]
-
-
-def test_a_user_metric_with_an_output_receives_only_that_output() -> None:
-    assert own(lambda outputs, _: len(outputs), output="y").value == 1
+    assert own(lambda outputs, _: len(outputs), output="y").value == 1  # the named one only
 
 
 def writes(_, labels) -> float:

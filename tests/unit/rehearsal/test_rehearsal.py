@@ -1,41 +1,35 @@
-"""One session with a switch for every pair."""
+"""One session with a switch for every pair, the tensors that guide a search, and the noise of single pairs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 from random_models import ranges_for
-from rehearsing import built_outputs, rehearsal_of
+from rehearsing import built_outputs, rehearsal_of, summed_db, summed_noise
+from written_cases import normal
 
-from qdqspec.accuracy.rehearsal import RehearsalRefusedError
+from qdqspec.accuracy.rehearsal import RehearsalRefusedError, find_sensitivities, guiding_outputs
+from qdqspec.accuracy.switches import sites_of
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Consumer, Placement, Site
 
-MODELS = Path(__file__).parents[3] / "specs" / "models"
-TEXT = """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,6,6] x) => (float[1,8,6,6] y, int64[1,1,6,6] best) {
+TEXT = """chain (float[1,8,6,6] x) => (float[1,8,6,6] y, int64[1,1,6,6] best) {
   [first] a = Conv<pads = [1, 1, 1, 1]>(x, w)  [relu] b = Relu(a)  [second] c = Conv<pads = [1, 1, 1, 1]>(b, w)
   [add] d = Add(b, c)  [sig] y = Sigmoid(d)
   [choose] best = ArgMax<axis = 1>(d) }"""
+FEEDS = [{"x": normal(1, 8, 6, 6, seed=number)} for number in (1, 2, 3)]
 
 
 @pytest.fixture
 def model() -> Model:
-    proto = onnx.parser.parse_model(TEXT)
-    weight = np.random.default_rng(0).normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return Model(proto)
-
-
-@pytest.fixture
-def feeds() -> list[dict[str, np.ndarray]]:
-    random = np.random.default_rng(1)
-    return [{"x": random.normal(size=(1, 8, 6, 6)).astype(np.float32)} for _ in range(3)]
+    return parsed(TEXT, 19, w=normal(8, 8, 3, 3, deviation=0.2))
 
 
 def site(tensor: str, *ends: tuple[str, int], fmt: str = "uint8", weight: bool = False) -> Site:
@@ -46,10 +40,8 @@ def site(tensor: str, *ends: tuple[str, int], fmt: str = "uint8", weight: bool =
 SITES = (
     site("x", ("first", 0)),
     site("b", ("second", 0), ("add", 0)),
-    site("b", ("second", 0), fmt="int16"),
     site("w", ("first", 1), ("second", 1), fmt="int8", weight=True),
     site("d", ("sig", 0)),
-    site("y", ("", 0)),
 )
 
 
@@ -58,66 +50,135 @@ def placed(*sites: Site) -> Placement:
 
 
 def test_the_error_is_over_all_samples_at_the_outputs_and_before_a_selection(
-    model: Model, feeds: list, tmp_path: Path
+    model: Model, tmp_path: Path
 ) -> None:
-    numbers, placement = Quantizer(model, ranges_for(model)), placed(*SITES[:2], SITES[4])
-    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+    numbers, placement = Quantizer(model, ranges_for(model)), placed(*SITES[:2], SITES[3])
+    with rehearsal_of(model, SITES, numbers, *FEEDS) as rehearsal:
         found, nothing = rehearsal.error(placement), rehearsal.error(placed())
-        assert rehearsal.error(placed(SITES[4])).guiding_db < 100
+        assert rehearsal.error(placed(SITES[3])).guiding_db < 100
     assert (nothing.sqnr_db, nothing.guiding_db, nothing.max_abs) == (np.inf, np.inf, 0.0)
-    reference = [built_outputs(model, placed(), numbers, feed, tmp_path)["y"] for feed in feeds]
-    tuned = [built_outputs(model, placement, numbers, feed, tmp_path)["y"] for feed in feeds]
-    noise = sum(np.square(r - t).sum() for r, t in zip(reference, tuned, strict=True))
-    signal = sum(np.square(r).sum() for r in reference)
-    assert found.outputs[0].sqnr_db == pytest.approx(10 * np.log10(signal / noise), abs=0.01)
-    assert found.outputs[0].max_abs == pytest.approx(np.abs(np.subtract(reference, tuned)).max())
-    assert ([one.name for one in found.outputs], [one.name for one in found.guiding]) == (
-        ["y", "best"],
-        ["y", "d"],
+    reference, tuned = (
+        [built_outputs(model, each, numbers, feed, tmp_path)["y"] for feed in FEEDS]
+        for each in (placed(), placement)
     )
+    noise = np.square(np.subtract(reference, tuned)).sum()
+    assert found.outputs[0].sqnr_db == pytest.approx(
+        10 * np.log10(np.square(reference).sum() / noise), abs=0.01
+    )
+    assert found.outputs[0].max_abs == pytest.approx(np.abs(np.subtract(reference, tuned)).max())
+    assert [one.name for one in found.outputs] == ["y", "best"]
+    assert [one.name for one in found.guiding] == ["y", "d"]
     assert found.samples == 3
 
 
-def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model, feeds: list) -> None:
+def test_a_pair_without_a_switch_is_an_error_with_its_name(model: Model) -> None:
     why = "no uint8 pair on tensor 'b' before input 0 of node 'add'"
     numbers = Quantizer(model, ranges_for(model))
     with (
-        rehearsal_of(model, SITES[:1], numbers, *feeds) as rehearsal,
+        rehearsal_of(model, SITES[:1], numbers, *FEEDS) as rehearsal,
         pytest.raises(PlacementError, match=why),
     ):
         rehearsal.error(placed(site("b", ("add", 0))))
 
 
-def test_a_rehearsal_of_unknown_operators_is_refused(model: Model, feeds: list) -> None:
+def test_a_rehearsal_of_unknown_operators_is_refused(model: Model) -> None:
     model.proto.opset_import.add(domain="elsewhere", version=1)
     model.proto.graph.node[-1].domain = "elsewhere"
     foreign = Model(model.proto)
     with pytest.raises(RehearsalRefusedError, match=r"cannot be rehearsed.*elsewhere"):
-        rehearsal_of(foreign, SITES[:1], Quantizer(foreign, ranges_for(foreign)), *feeds)
+        rehearsal_of(foreign, SITES[:1], Quantizer(foreign, ranges_for(foreign)), *FEEDS)
 
 
-def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(feeds: list, tmp_path: Path) -> None:
-    text = """<ir_version: 8, opset_import: ["": 11]> old (float[1,8,6,6] x) => (float[1,8,6,6] y) {
-      [soft] a = Softmax(x)  y = Relu(a) }"""
-    old = Model(onnx.parser.parse_model(text))
+def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(tmp_path: Path) -> None:
+    old = parsed(
+        "old (float[1,8,6,6] x) => (float[1,8,6,6] y) { [soft] a = Softmax(x)  y = Relu(a) }", opset=11
+    )
     numbers, placement = Quantizer(old, ranges_for(old)), placed(site("x", ("soft", 0), fmt="int16"))
-    with rehearsal_of(old, placement.sites, numbers, *feeds) as rehearsal:
-        expected = built_outputs(old, placement, numbers, feeds[0], tmp_path)["y"]
-        np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
-        assert 0 < np.abs(expected - rehearsal.engine(placed()).run(feeds[0])["y"]).max() < 0.1
+    with rehearsal_of(old, placement.sites, numbers, *FEEDS) as rehearsal:
+        expected = built_outputs(old, placement, numbers, FEEDS[0], tmp_path)["y"]
+        np.testing.assert_array_equal(rehearsal.engine(placement).run(FEEDS[0])["y"], expected)
+        assert 0 < np.abs(expected - rehearsal.engine(placed()).run(FEEDS[0])["y"]).max() < 0.1
 
 
-def test_pairs_in_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
-    text = """<ir_version: 8, opset_import: ["": 19]> inside (float[1,8,6,6] x) => (float[1,8,6,6] y) {
-      big = ReduceMax<keepdims = 0>(x)  zero = Constant<value = float {0}>()  some = Greater(big, zero)
-      y = If(some) <then_branch = one () => (float[1,8,6,6] t) { [inner] t = Mul(x, x) },
-                    else_branch = other () => (float[1,8,6,6] e) { e = Neg(x) }> }"""
-    branches = Model(onnx.parser.parse_model(text))
-    (node,) = (node.name for node in branches.nodes if node.op_type == "Mul")
-    placement = placed(site("x", (node, 0)))
-    numbers = Quantizer(branches, ranges_for(branches))
-    with rehearsal_of(branches, placement.sites, numbers, *feeds) as rehearsal:
-        expected = built_outputs(branches, placement, numbers, feeds[0], tmp_path)["y"]
-        np.testing.assert_array_equal(rehearsal.engine(placement).run(feeds[0])["y"], expected)
-        assert rehearsal.error(placement).sqnr_db < 60
-        assert rehearsal.error(placed()).sqnr_db == np.inf
+ONE, INDEX = "float[1,8] y", "int64[1,1] y"
+# What follows `a`, the product of input and weight; the outputs; the guides.
+CASES = {
+    "computed floats": ("y = Softmax(a)", ONE, ["y"]),
+    "copied floats": ("b = Sigmoid(a)  y = Identity(b)", ONE, ["y"]),
+    "an argmax": ("b = Softmax(a)  c = Transpose(b)  y = ArgMax<axis = 1>(c)", INDEX, ["b"]),
+    "elements": ("s = Sigmoid(a)  i = ArgMax<axis = 1>(s)  y = Gather<axis = 1>(a, i)", ONE, ["a", "s"]),
+    "several outputs": ("z = Relu(a)  y = ArgMax<axis = 1>(a)", f"float[1,8] z, {INDEX}", ["z", "a"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_output_is_guided_by_the_last_floats_before_a_selection(name: str) -> None:
+    body, outputs, guides = CASES[name]
+    ports = f"(float[1,8] x, float[8,8] w) => ({outputs})"
+    found = guiding_outputs(parsed(f"g {ports} {{ a = MatMul(x, w)  {body} }}", 19))
+    assert sorted(tensor for edges in found.values() for tensor, _ in edges) == sorted(guides)
+    assert found.keys() == {port.split()[1] for port in outputs.split(", ")}
+
+
+# The tensor before the ArgMax has no reader in the part of the graph after a cut.
+DEEP = """deep (float[1,16] x) => (int64[1,1] first, float[1,16] y, float[1,16] z) {
+  [one] a = MatMul(x, w)  b = Relu(a)  [early] j = MatMul(b, w)  first = ArgMax<axis = 1>(j)
+  [two] c = MatMul(b, w)  d = Add(c, x)  e = Relu(d)  [three] f = MatMul(e, w)
+  g = Add(f, b)  [four] y = MatMul(g, w)  [scale] h = Mul(y, half)  z = Sigmoid(h) }"""
+
+
+def all_sites(model: Model) -> list[Site]:
+    """Every float activation that a node reads, and the weights of products."""
+    sites = []
+    for tensor, ends in model.consumers.items():
+        weight = tensor in model.constants
+        if not weight or tensor == "w":
+            axis = 1 if weight else None
+            fmt = "int8" if weight else "uint8"
+            sites.append(Site(tensor=tensor, consumers=ends, format=fmt, axis=axis, weight=weight))
+    return sites
+
+
+@pytest.mark.parametrize(("segments", "processes"), [(1, 1), (3, 3), (8, 1)])
+def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int, processes: int) -> None:
+    model = parsed(DEEP, 19, w=normal(16, 16, deviation=0.3), half=np.full(16, 0.5, np.float32))
+    numbers, feeds = Quantizer(model, ranges_for(model)), [{"x": normal(1, 16, seed=n)} for n in (1, 2)]
+    with rehearsal_of(model, all_sites(model), numbers, *feeds, processes=processes) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=segments, first=4)
+        expected = [rehearsal.error(placed(site)).guiding_db for site in rehearsal.switches]
+        summed = [summed_db(found, placed(site)) for site in rehearsal.switches]
+        assert summed == pytest.approx(expected, abs=0.05)
+    assert found.guides == ("j", "y", "z")
+    late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
+    assert found.noise[late, 0] == 0
+    assert found.noise[late, 1] > 0
+
+
+def test_each_label_of_a_unit_has_the_noise_of_its_pairs(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    feed = {"input": np.random.default_rng(0).random((2, 1, 16, 16), np.float32)}
+    with rehearsal_of(model, sites_of(space), numbers, feed) as rehearsal:
+        found = find_sensitivities(rehearsal)
+        labels = found.by_label(space)
+        assert labels.keys() >= {(unit.id, unit.full) for unit in space.units}
+        unit = space.units[0]
+        alone = rehearsal.error(space.resolve({unit.id: unit.full})).guiding_db
+    assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
+    everything = space.everything()
+    together = summed_noise(found, space.resolve(everything))
+    parts = {part for choice in everything.items() for part in labels.parts[choice]}
+    assert labels.power_of(parts) == pytest.approx(together)  # tensors between units are there once, ...
+    assert together < 0.9 * sum(labels[choice] for choice in everything.items())  # ... in the sum twice
+
+
+def test_a_sensitivity_analysis_without_float_outputs_is_refused() -> None:
+    model = parsed("g (float[4] x) => (int64[1] y) { y = Shape(x) }", 19)
+    site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")
+    numbers, feed = Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
+    with (
+        rehearsal_of(model, [site], numbers, feed) as opened,
+        pytest.raises(RehearsalRefusedError, match="floating-point"),
+    ):
+        find_sensitivities(opened)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx_text import outputs_of, parsed
 from rehearsing import rehearsal_of
+from written_cases import normal
 
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.graph.model import Model
-from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
 from qdqspec.qdq.ranges import TensorRange
@@ -29,16 +25,12 @@ FEED = {"x": np.random.default_rng(1).normal(size=(1, 8, 24, 24)).astype(np.floa
 @pytest.fixture
 def model() -> Model:
     """Two convolutions that read one bias."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+    text = """chain (float[1,8,24,24] x) => (float[1,8,24,24] y) {
         [first] a = Conv<pads = [1, 1, 1, 1]>(x, v, b)  [relu] r = Relu(a)
         [second] c = Conv<pads = [1, 1, 1, 1]>(r, w, b)  [last] y = Tanh(c) }"""
-    )
-    random = np.random.default_rng(0)
-    for name, shape in (("v", (8, 8, 3, 3)), ("w", (8, 8, 3, 3)), ("b", (8,))):
-        values = random.normal(0, 0.2, shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    return Model(onnx.shape_inference.infer_shapes(proto))
+    shapes = {"v": (8, 8, 3, 3), "w": (8, 8, 3, 3), "b": (8,)}
+    weights = {name: normal(*shape, deviation=0.2, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    return Model(onnx.shape_inference.infer_shapes(parsed(text, 19, **weights).proto))
 
 
 def numbers_of(model: Model, space: SchemeSpace, shift: float = 0) -> Quantizer:
@@ -51,28 +43,21 @@ def numbers_of(model: Model, space: SchemeSpace, shift: float = 0) -> Quantizer:
     return Quantizer(model, ranges, corrections=Corrections(biases=biases))
 
 
-def built(model: Model, placement: Placement, numbers: Quantizer, folder: Path) -> Mapping[str, np.ndarray]:
-    """The outputs once ONNX Runtime has quantized constants, before it replaces operators by integer ones."""
-    save_model(insert_qdq(model, placement, numbers).proto, folder / "built.onnx")
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        str(folder / "built.onnx"), options, providers=["CPUExecutionProvider"]
-    )
-    return dict(zip(["y"], session.run(["y"], FEED), strict=True))
+def built(model: Model, placement: Placement, numbers: Quantizer) -> np.ndarray:
+    """The output once ONNX Runtime has quantized constants, before it replaces operators by integer ones."""
+    return outputs_of(insert_qdq(model, placement, numbers).proto, FEED, "ENABLE_BASIC")[0]
 
 
 @pytest.mark.parametrize("labels", [{"first": "in+out"}, dict.fromkeys(("first", "second"), "in+out")])
 @pytest.mark.parametrize("shift", [0, 0.07])
-def test_rounded_biases_are_those_of_runs(model: Model, labels: dict, shift: float, tmp_path: Path) -> None:
+def test_rounded_biases_are_those_of_runs(model: Model, labels: dict, shift: float) -> None:
     space = SchemeSpace(model, ops.capabilities(()))
     numbers, placement = numbers_of(model, space, shift=shift), space.resolve(labels)
-    expected = built(model, placement, numbers, tmp_path)["y"]
+    expected = built(model, placement, numbers)
     with rehearsal_of(model, sites_of(space), numbers, FEED, rounds_biases=ROUNDED) as rehearsal:
         np.testing.assert_allclose(rehearsal.engine(placement).run(FEED)["y"], expected, atol=1e-5)
         nothing = Placement(sites=frozenset())
-        plain = built(model, nothing, numbers, tmp_path)["y"]
+        plain = built(model, nothing, numbers)
         np.testing.assert_allclose(rehearsal.engine(nothing).run(FEED)["y"], plain, atol=1e-5)
     with rehearsal_of(model, sites_of(space), numbers, FEED) as rehearsal:
         assert np.abs(rehearsal.engine(placement).run(FEED)["y"] - expected).max() > 1e-3
