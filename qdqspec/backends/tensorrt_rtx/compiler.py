@@ -141,7 +141,6 @@ def compile_model(
     words: RtxOptions,
     options: BuildOptions,
     log: Log,
-    logger: trt.ILogger,
     capabilities: Sequence[str],
 ) -> Compiled:
     """Build a model for compute capabilities.
@@ -161,7 +160,7 @@ def compile_model(
         return Compiled(plan=plan, kernels=log.kernels, warnings=log.warnings, seconds=seconds)
 
     with refusals(log, _CANNOT_BUILD, model):
-        builder, network, config = open_network(model, words.plugins, options.profiles, log, logger)
+        builder, network, config = open_network(model, words.plugins, options.profiles, log)
         whole = built(capabilities)
         if isinstance(whole, Compiled):
             return whole

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
@@ -37,9 +37,6 @@ from qdqspec.backends.tensorrt_rtx.compiler import (
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
-
-if TYPE_CHECKING:
-    import tensorrt as trt
 
 
 class TensorRtRtx(TensorRt):
@@ -79,10 +76,10 @@ class CompiledEngine:
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
         words = OPTIONS.of(options.extra)
-        log, logger = open_log()
+        log = open_log()
         log.verbose = words.verbose
         targets = built_for(options)
-        compiled = compile_model(model, words, options, log, logger, targets)
+        compiled = compile_model(model, words, options, log, targets)
         self._kernels = compiled.kernels
         self.graph_hash = kernel_list_hash(self._kernels)
         shared = Shared(options.state, f"{RTX.module}-{'-'.join(targets)}".lower())
@@ -123,16 +120,15 @@ class RtxEngine(TensorRtEngine):
     runtime cache that the builds of one run share. `bind` runs the model until two contexts take equally long.
     """
 
-    def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
+    def _build(self, model: Path, options: BuildOptions, key: str) -> BuiltEngine:
         import tensorrt as trt
 
         words = OPTIONS.of(options.extra)
         self._timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh)
-        compiled = compile_model(model, words, options, self._log, logger, (CURRENT,))
-        self._kernels = compiled.kernels
-        runtime = trt.Runtime(logger)
+        compiled = compile_model(model, words, options, self._log, (CURRENT,))
+        runtime = trt.Runtime(self._log.logger)
         engine = runtime.deserialize_cuda_engine(compiled.plan)
         if engine is None:
             raise self._log.failure("TensorRT for RTX could not load the engine it built", model)
@@ -145,15 +141,21 @@ class RtxEngine(TensorRtEngine):
         if self._cache_file is not None and self._cache_file.is_file():
             cache.deserialize(self._cache_file.read_bytes())  # one of another driver or GPU is ignored
         config.set_runtime_cache(cache)
-        facts, notes = _facts(model, compiled, (CURRENT,)), self._log.notes
-        return BuiltEngine(engine=engine, runtime=runtime, runtime_config=config, facts=facts, notes=notes)
+        return BuiltEngine(
+            engine=engine,
+            runtime=runtime,
+            runtime_config=config,
+            kernels=compiled.kernels,
+            facts=_facts(model, compiled, (CURRENT,)),
+            notes=self._log.notes,
+        )
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs as `TensorRtEngine.bind` does, and warm up until a second context agrees with the first."""
         super().bind(feeds, profile)
         bound = self._bound[profile]
         with closing(self._open(feeds, profile)) as second:
-            bound.note = bound.note or self._warmed_up(bound.session, second)
+            bound.note = bound.note or self._warmed_up(bound, second)
         if self._cache_file is not None:
             cache = self._require_open().runtime_config.get_runtime_cache()
             write_whole(self._cache_file, bytes(cache.serialize()), what="the runtime cache")
@@ -180,12 +182,6 @@ class RtxEngine(TensorRtEngine):
             if apart <= agreement:
                 return ""
         return f"two contexts of the engine differ by {apart:.0%} after {2 * rounds * runs} runs"
-
-    def _hash(self) -> str:
-        return kernel_list_hash(self._kernels)
-
-    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:  # noqa: ARG002
-        return self._kernels
 
 
 def _facts(model: Path, compiled: Compiled, capabilities: tuple[str, ...]) -> dict[str, object]:

@@ -24,7 +24,7 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
-from qdqspec.backends.tensorrt.ops import capabilities, formats_for
+from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
 from qdqspec.backends.trtexec.process import Report, Tool
@@ -90,11 +90,12 @@ class Trtexec:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """Those of TensorRT: symmetric, biases in float, by compute capability."""
-        capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
-        found = capabilities(capability, version, _FORMATS)
-        others = (name for name in formats_for(capability, version) if name not in _FORMATS)
+        version = process.require_tool().version[:2] if process.find_trtexec() else (0, 0)
+        found = capabilities(capability_of(gpu_facts(_gpu_index(options))), version)
+        others = [name for name in found.formats if name not in _FORMATS]
         elsewhere = {name: f"{name} goes through backend tensorrt" for name in others}
-        return replace(found, lacking={**found.lacking, **elsewhere})
+        formats = tuple(name for name in found.formats if name in _FORMATS)
+        return replace(found, formats=formats, lacking={**found.lacking, **elsewhere})
 
     def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
         """Build an engine file in a temporary folder."""
@@ -227,10 +228,6 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     given = {word.partition("=")[0] for word in own}
     words = [word for word in (*words, *process.MEASURING) if word.partition("=")[0] not in given]
     return shlex.join(["trtexec", *words, *own])
-
-
-def _version() -> tuple[int, int]:
-    return process.require_tool().version[:2] if process.find_trtexec() else (0, 0)
 
 
 def _version_text(tool: Tool) -> str:

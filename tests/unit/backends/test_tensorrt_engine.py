@@ -93,7 +93,7 @@ def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_versio
     one, eight = ({"x": np.full((batch, 3, 8), -1, np.float32)} for batch in (1, 8))
     engine.bind(one)
     engine.bind(eight, profile=1)
-    assert [bound.session.context._profile for bound in engine._bound.values()] == [0, 1]
+    assert [bound.context._profile for bound in engine._bound.values()] == [0, 1]
     first, second = engine.time(20), engine.time(20, profile=1)
     assert second.median_ms("wall") > 6 * first.median_ms("wall")
     assert {layer.name for layer in engine.layers()} == {"relu_kernel"}

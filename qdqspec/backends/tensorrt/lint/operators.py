@@ -9,8 +9,9 @@ excludes, "as kernels are missing or slower"; not measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
+from math import prod
 
 import numpy as np
 import onnx.defs
@@ -348,15 +349,15 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
-    return fp8_kernels(view, ops.too_large_for_fp8)
+    return fp8_kernels(view, ops.LARGEST_FP8_KERNEL)
 
 
-def fp8_kernels(view: View, too_large: Callable[[Sequence[int]], bool]) -> Iterator[Hit]:
-    """Convolutions with an fp8 weight of a shape for which the kernel is too large."""
+def fp8_kernels(view: View, largest: int) -> Iterator[Hit]:
+    """Convolutions with an fp8 weight whose kernel has more elements."""
     for node, dequantizer in view.quantized_weights("Conv"):
-        dims = view.weight_dims(node)
-        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large(dims):
-            yield node, f"has a kernel of {ops.kernel_elements(dims)} elements"
+        elements = prod(view.weight_dims(node)[2:])
+        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and elements > largest:
+            yield node, f"has a kernel of {elements} elements"
 
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
@@ -381,7 +382,7 @@ _OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
     """Formats in the model that are not listed for the given compute capability."""
-    return formats_but(view, () if view.capability is None else ops.formats_for(view.capability, _NEWEST))
+    return formats_but(view, ops.formats_for(view.capability or (0, 0), _NEWEST))
 
 
 def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
@@ -441,8 +442,7 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
 
 def pair_formats(view: View) -> dict[str, int]:
     """The number of DQ of each format, by the name of its kind in this module."""
-    names = [_NAMES.get(numbers.elem_type or 0) for _, numbers in view.dequantizers]
-    blocked = (numbers.block for _, numbers in view.dequantizers)
-    names = ["mxfp8" if block and name == "fp8" else name for name, block in zip(names, blocked, strict=True)]
+    found = ((_NAMES.get(numbers.elem_type or 0), numbers.block) for _, numbers in view.dequantizers)
+    names = ("mxfp8" if block and name == "fp8" else name for name, block in found)
     own = (_OWN_PAIRS.get(node.op_type) for node in view.model.nodes if node.domain == DOMAIN)
     return Counter(name for name in (*names, *own) if name is not None)
