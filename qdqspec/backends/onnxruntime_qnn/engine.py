@@ -30,13 +30,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends._cpu import major_minor
-from qdqspec.backends._engine import (
-    BoundEngine,
-    cannot_run,
-    check_names,
-    import_library,
-    refusals_of,
-)
+from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, import_library, refusals_of
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError

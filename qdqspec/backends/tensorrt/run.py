@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqspec._core.arrays import Array, Shape
+from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt.build import BuiltEngine, choose_profile
-from qdqspec.backends.tensorrt.cuda import (
-    CudaError,
-    DeviceBuffer,
-    Graph,
-    HostBuffer,
-    Stream,
-    download,
-    upload,
-)
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
 
@@ -88,22 +80,22 @@ class Execution:
         built: BuiltEngine,
         ports: tuple[Port, ...],
         feeds: Mapping[str, Array],
-        stream: Stream,
+        stream: cuda.Stream,
         log: Log,
         model: Path,
         *,
         profile: int | None = None,
     ) -> None:
         self.feeds = dict(feeds)
-        self.graph: Graph | None = None  # the run, once it is captured
+        self.graph: cuda.Graph | None = None  # the run, once it is captured
         self.note = ""  # why its times may be unreliable
         self._stream = stream
         self._log = log
         self._model = model
         self._inputs = tuple(port for port in ports if port.is_input)
         self._outputs = tuple(port for port in ports if not port.is_input)
-        self._device: dict[str, DeviceBuffer] = {}
-        self._host: dict[str, HostBuffer] = {}
+        self._device: dict[str, cuda.DeviceBuffer] = {}
+        self._host: dict[str, cuda.HostBuffer] = {}
         self._allocators: dict[str, Any] = {}
         self.context: trt.IExecutionContext | None = None
         self._check(feeds)
@@ -138,7 +130,7 @@ class Execution:
             staged = self._host[port.name]
             staged.view(port.dtype, feeds[port.name].shape)[...] = feeds[port.name]
             if not port.on_host:
-                upload(self._device[port.name], staged, self._stream)
+                cuda.copy(self._device[port.name], staged, self._stream)
         self._stream.synchronize()
         return True
 
@@ -181,7 +173,7 @@ class Execution:
                 self.graph = self._stream.capture(self.enqueue)
                 return ""
             except BackendError as error:
-                if isinstance(error, CudaError) and error.out_of_memory:
+                if isinstance(error, cuda.CudaError) and error.out_of_memory:
                     raise
                 why = error.what
         return why
@@ -234,10 +226,10 @@ class Execution:
         self._require(context.set_optimization_profile_async(index, self._stream.handle), "its shapes")
         for port in self._inputs:
             value = feeds[port.name]
-            self._host[port.name] = HostBuffer(value.nbytes)
+            self._host[port.name] = cuda.HostBuffer(value.nbytes)
             address = self._host[port.name].address
             if not port.on_host:
-                self._device[port.name] = DeviceBuffer(value.nbytes)
+                self._device[port.name] = cuda.DeviceBuffer(value.nbytes)
                 address = self._device[port.name].address
             named = f"input '{port.name}'"
             self._require(context.set_input_shape(port.name, value.shape), f"the shape of {named}")
@@ -252,8 +244,8 @@ class Execution:
                 self._require(context.set_output_allocator(port.name, allocator), f"memory for '{port.name}'")
                 continue
             size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            self._host[port.name] = HostBuffer(size)
-            self._device[port.name] = DeviceBuffer(size)
+            self._host[port.name] = cuda.HostBuffer(size)
+            self._device[port.name] = cuda.DeviceBuffer(size)
             address = self._device[port.name].address
             self._require(context.set_tensor_address(port.name, address), f"output '{port.name}'")
 
@@ -270,9 +262,9 @@ class Execution:
             else:
                 source, shape = allocator.buffer, allocator.shape
                 size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                staged = opened.enter_context(contextlib.closing(HostBuffer(size)))
+                staged = opened.enter_context(contextlib.closing(cuda.HostBuffer(size)))
             if staged.size_bytes:
-                download(staged, source, self._stream)
+                cuda.copy(staged, source, self._stream)
                 self._stream.synchronize()
             return np.array(staged.view(port.dtype, shape))
 
@@ -303,7 +295,7 @@ def _allocator_type() -> type:
 
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
-            self.buffer: DeviceBuffer | None = None
+            self.buffer: cuda.DeviceBuffer | None = None
             self.shape: Shape = ()
 
         def reallocate_output_async(
@@ -317,8 +309,8 @@ def _allocator_type() -> type:
             if self.buffer is None or self.buffer.size_bytes < size:
                 self.close()
                 try:
-                    self.buffer = DeviceBuffer(size)
-                except CudaError:
+                    self.buffer = cuda.DeviceBuffer(size)
+                except cuda.CudaError:
                     return 0  # TensorRT's value for no memory; an exception must not propagate through it
             return self.buffer.address
 

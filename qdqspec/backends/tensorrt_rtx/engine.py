@@ -26,14 +26,8 @@ from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
-from qdqspec.backends.tensorrt_rtx.compiler import (
-    CURRENT,
-    DEFAULT,
-    OPTIONS,
-    Compiled,
-    compile_model,
-    compute_capability,
-)
+from qdqspec.backends.tensorrt_rtx import compiler
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, OPTIONS, Compiled
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
@@ -54,7 +48,9 @@ class TensorRtRtx(TensorRt):
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats that all requested compute capabilities support, or those of the GPU where engines run."""
         targets = built_for(options)
-        wanted = [compute_capability(name) for name in targets] or [look(RTX, options.device).capability]
+        wanted = [compiler.compute_capability(name) for name in targets] or [
+            look(RTX, options.device).capability
+        ]
         return replace(capabilities(wanted), runs=not targets, has_clock=not targets)
 
     def _built(self, model: Path, options: BuildOptions) -> Engine:
@@ -67,7 +63,7 @@ class TensorRtRtx(TensorRt):
 def built_for(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that engines are only built for; none if they run on the GPU here."""
     wanted = OPTIONS.of(options.extra).for_
-    return wanted or (DEFAULT if look(RTX, options.device).no_gpu else ())
+    return wanted or (compiler.DEFAULT if look(RTX, options.device).no_gpu else ())
 
 
 class CompiledEngine:
@@ -79,7 +75,7 @@ class CompiledEngine:
         log = open_log()
         log.verbose = words.verbose
         targets = built_for(options)
-        compiled = compile_model(model, words, options, log, targets)
+        compiled = compiler.compile_model(model, words, options, log, targets)
         self._kernels = compiled.kernels
         self.graph_hash = kernel_list_hash(self._kernels)
         shared = Shared(options.state, f"{RTX.module}-{'-'.join(targets)}".lower())
@@ -127,7 +123,7 @@ class RtxEngine(TensorRtEngine):
         self._timing = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh)
-        compiled = compile_model(model, words, options, self._log, (CURRENT,))
+        compiled = compiler.compile_model(model, words, options, self._log, (CURRENT,))
         runtime = trt.Runtime(self._log.logger)
         engine = runtime.deserialize_cuda_engine(compiled.plan)
         if engine is None:

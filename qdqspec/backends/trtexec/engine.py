@@ -72,16 +72,16 @@ class Trtexec:
             tool = process.require_tool()
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=error.cure or process.INSTALL)
-        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
+        facts = {"trtexec": tool.path, "TensorRT": tool.release, **gpu_facts(_gpu_index(options))}
         if tool.version[0] < _OLDEST:
-            why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
+            why = f"TensorRT {tool.release} is too old: networks cannot be strongly typed before 10"
             return Availability(usable=False, why=why, install=process.INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
         facts = gpu_facts(_gpu_index(options))
-        version = "unknown" if process.find_trtexec() is None else _version_text(process.require_tool())
+        version = "unknown" if process.find_trtexec() is None else process.require_tool().release
         gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
         capability = facts.get("compute capability", "").replace(".", "")
         product = f"{gpu}-sm{capability}" if capability else gpu
@@ -228,10 +228,6 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     given = {word.partition("=")[0] for word in own}
     words = [word for word in (*words, *process.MEASURING) if word.partition("=")[0] not in given]
     return shlex.join(["trtexec", *words, *own])
-
-
-def _version_text(tool: Tool) -> str:
-    return ".".join(map(str, tool.version))
 
 
 def _gpu_index(options: BuildOptions) -> int:

@@ -1,4 +1,4 @@
-"""The engines of ONNX Runtime and OpenVINO in this process: output, errors, copies of inputs, clocks."""
+"""The engines of ONNX Runtime, of its Web build and of OpenVINO: output, errors, copies of inputs, clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from installed import require_openvino
+from installed import require_openvino, require_web
 
 from qdqspec.backends.base import BuildOptions, backend_named
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -22,8 +22,7 @@ Build = Callable[..., Any]
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def name(request: pytest.FixtureRequest) -> str:
-    if request.param == "openvino":
-        require_openvino()
+    {"openvino": require_openvino, "onnxruntime-web": require_web}.get(request.param, lambda: None)()
     return str(request.param)
 
 
@@ -66,6 +65,7 @@ def test_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "onnxruntime-web"], indirect=True)
 def test_the_error_of_a_refused_model_is_one_line_with_reason_file_and_cure(
     build: Build, tmp_path: Path
 ) -> None:
