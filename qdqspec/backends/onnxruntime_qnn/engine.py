@@ -152,11 +152,6 @@ class Kernel(NamedTuple):
     made: str  # the tensor that it makes
     constants: str  # digest of its quantization parameters
 
-    @property
-    def node(self) -> str:
-        """The name of the ONNX node, without what ONNX Runtime added."""
-        return _SUFFIX.sub("", self.name)
-
 
 def read_kernels(folder: Path) -> tuple[Kernel, ...]:
     """The operators of all graphs that one build wrote."""
@@ -374,8 +369,9 @@ def _nodes(model: Model, source: Source, kernel: Kernel) -> tuple[str, ...]:
 
     Where ONNX Runtime changed the layout, a result has the name of the node that makes it.
     """
-    if kernel.node in source.nodes or kernel.op_type in _CONVERTS:  # it only converts values or their layout
-        return (kernel.node,) if kernel.node in source.nodes else ()
+    name = _SUFFIX.sub("", kernel.name)  # without what ONNX Runtime added
+    if name in source.nodes or kernel.op_type in _CONVERTS:  # it only converts values or their layout
+        return (name,) if name in source.nodes else ()
     maker = model.by_name.get(kernel.made)
     found, tensor = list[str](), source.base(kernel.made if maker is None else maker.outputs[0])
     while (node := source.producer.get(tensor)) is not None:

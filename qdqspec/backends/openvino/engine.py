@@ -38,13 +38,10 @@ from qdqspec._core.options import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._engine import import_library
 from qdqspec.backends._source import read_given
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, labels_of
 from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, read_kernels
 from qdqspec.errors import BackendUnavailableError
-from qdqspec.types import DeviceKey, Kind, LayerTime, Samples
-
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-_FULL: tuple[Kind, ...] = ("in+out",)
+from qdqspec.types import DeviceKey, LayerTime, Samples
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 REDUCING = ("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum")
@@ -54,10 +51,7 @@ MOVING = (
     "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(LINEAR + REDUCING, _BOTH),
-    **dict.fromkeys(JOINING + MOVING, _FULL),
-}
+LABELS = labels_of(alone=LINEAR + REDUCING, between=JOINING + MOVING)
 
 # They are computed in the kernel of the convolution before them, with the Q after them. BatchNormalization is folded.
 ABSORBED = frozenset(

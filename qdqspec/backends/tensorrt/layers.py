@@ -164,22 +164,21 @@ def kernel_list_hash(text: str) -> str:
 def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
     """The layers as reported by TensorRT, in execution order."""
     found = read_graph(graph_json).get("Layers", [])
-    return tuple(_layer(entry) for entry in found if isinstance(entry, str | Mapping))
-
-
-def _layer(entry: str | Json) -> Layer:
-    if isinstance(entry, str):
-        entry = _one_line(entry)
-    return Layer(
-        name=str(entry.get("Name", "")),
-        layer_type=str(entry.get("LayerType", "")),
-        origin=str(entry.get("Origin", "")),
-        metadata=str(entry.get("Metadata", "")),
-        inputs=_tensors(entry.get("Inputs")),
-        outputs=_tensors(entry.get("Outputs")),
-        constants=_tensors(entry.get("Constants")),
-        weights=_weight_type(entry),
-        tactic=str(entry.get("TacticName", "")),
+    entries = (_one_line(entry) if isinstance(entry, str) else entry for entry in found)
+    return tuple(
+        Layer(
+            name=str(entry.get("Name", "")),
+            layer_type=str(entry.get("LayerType", "")),
+            origin=str(entry.get("Origin", "")),
+            metadata=str(entry.get("Metadata", "")),
+            inputs=_tensors(entry.get("Inputs")),
+            outputs=_tensors(entry.get("Outputs")),
+            constants=_tensors(entry.get("Constants")),
+            weights=_weight_type(entry),
+            tactic=str(entry.get("TacticName", "")),
+        )
+        for entry in entries
+        if isinstance(entry, Mapping)
     )
 
 

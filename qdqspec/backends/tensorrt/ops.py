@@ -17,12 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qdqspec._core.hooks import Hook
-from qdqspec.backends.base import Capabilities
+from qdqspec.backends.base import Capabilities, labels_of
 from qdqspec.graph.ops import COPY_OPS
 from qdqspec.types import Kind
-
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-_FULL: tuple[Kind, ...] = ("in+out",)
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 POOLING = ("AveragePool", "GlobalAveragePool")
@@ -32,10 +29,7 @@ MOVING = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(WEIGHTED + POOLING, _BOTH),
-    **dict.fromkeys(COMPUTING + MOVING, _FULL),
-}
+LABELS = labels_of(alone=WEIGHTED + POOLING, between=COMPUTING + MOVING)
 
 # Conv + BatchNormalization + Relu + Q is one kernel, so the Q is inserted after them.
 ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu"})

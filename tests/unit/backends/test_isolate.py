@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -374,13 +375,22 @@ def test_the_last_of_the_fastest_processors_is_chosen(
     assert chosen(usable, tmp_path) == expected
 
 
-class Engine:
-    """Records the processors that it may use in each request, and which engine of the model is timed how often."""
+class Recording:
+    """A backend whose engines record the processors that they may use in each request, and which is timed how often."""
 
     graph_hash = ""
 
-    def __init__(self, name: str, seen: dict[str, set[int]], timed: list[tuple[str, int, int]]) -> None:
-        self.name, self.seen, self.timed = name, seen, timed
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.name = ""  # of the backend itself
+        self.seen: dict[str, set[int]] = {}
+        self.timed: list[tuple[str, int, int]] = []
+        self.capabilities = lambda _: capabilities
+
+    def build(self, model: Path, options: BuildOptions) -> Recording:
+        self.seen.setdefault("build", os.sched_getaffinity(0))
+        engine = copy(self)
+        engine.name = "second" if self.timed else "first"
+        return engine
 
     def bind(self, feeds: object, profile: int = 0) -> None:
         pass
@@ -397,18 +407,6 @@ class Engine:
     def layers(self, runs: int, profile: int) -> tuple[LayerTime, ...]:
         self.seen["layers"] = os.sched_getaffinity(0)
         return ()
-
-
-class Backend:
-    def __init__(self, capabilities: Capabilities) -> None:
-        self.seen: dict[str, set[int]] = {}
-        self.timed: list[tuple[str, int, int]] = []
-        self.capabilities = lambda _: capabilities
-
-    def build(self, model: Path, options: BuildOptions) -> Engine:
-        name = "second" if self.timed else "first"
-        self.seen.setdefault("build", os.sched_getaffinity(0))
-        return Engine(name, self.seen, self.timed)
 
 
 ALONE = [("first", 8, 0)]
@@ -441,7 +439,7 @@ def test_engines_of_one_thread_are_timed_on_one_processor_after_another_run_ther
 ) -> None:
     """They use all processors for other requests. The other model is a second engine of the same one."""
     monkeypatch.setattr(worker, "MOST_TWICE", most)
-    backend = Backend(replace(OnnxRuntime().capabilities(), one_processor=computes_here))
+    backend = Recording(replace(OnnxRuntime().capabilities(), one_processor=computes_here))
     ours, theirs = socket.socketpair()
     thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +32,7 @@ class TestTensorRt(BackendContract):
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
 
 
-@pytest.fixture(params=["10.9.0.34", "11.4.0.106"])
-def installed(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> Iterator[str]:
-    install_tensorrt(request.param)
-    yield request.param
-    assert "tensorrt" not in sys.modules, "the parent process can no longer be forked"
-
-
-def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, installed: str) -> None:
+def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, newest: None) -> None:
     with Isolated("tensorrt") as backend:
         engine = backend.build(model, BuildOptions())
         used, free = engine.device_memory()
@@ -48,6 +41,7 @@ def test_memory_of_the_gpu_is_reported_and_grows_with_bound_inputs(model: Path, 
         engine.bind(FEEDS)
         more, less = engine.device_memory()
         assert min(more - used, free - less) >= FEEDS["x"].nbytes + 5 * 4
+    assert "tensorrt" not in sys.modules, "the parent process can no longer be forked"
 
 
 def test_notes_of_the_runtime_are_in_record_and_reports(
@@ -83,14 +77,8 @@ def run_device_tests(site: Path, *words: str) -> str:
     paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
     run = [
         sys.executable,
-        "-m",
-        "pytest",
-        "tests/device",
-        "-m",
+        *["-m", "pytest", "tests/device", "-q", "-p", "no:cacheprovider", "-m"],
         "not slow",
-        "-q",
-        "-p",
-        "no:cacheprovider",
         *words,
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
