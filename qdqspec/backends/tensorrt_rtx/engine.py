@@ -27,7 +27,7 @@ from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
 from qdqspec.backends.tensorrt_rtx import compiler
-from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, OPTIONS, Compiled
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, OPTIONS
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
@@ -71,15 +71,12 @@ class CompiledEngine:
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
-        words = OPTIONS.of(options.extra)
-        log = open_log()
-        log.verbose = words.verbose
         targets = built_for(options)
-        compiled = compiler.compile_model(model, words, options, log, targets)
+        compiled = compiler.compile_model(model, options, open_log(), targets)
         self._kernels = compiled.kernels
         self.graph_hash = kernel_list_hash(self._kernels)
         shared = Shared(options.state, f"{RTX.module}-{'-'.join(targets)}".lower())
-        shared.record({**_facts(model, compiled, targets), "graph_hash": self.graph_hash})
+        shared.record({**compiled.facts, "graph_hash": self.graph_hash})
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - nothing runs
         """The compiled kernels in names of the model without Q/DQ; their times are 0."""
@@ -119,11 +116,9 @@ class RtxEngine(TensorRtEngine):
     def _build(self, model: Path, options: BuildOptions, key: str) -> BuiltEngine:
         import tensorrt as trt
 
-        words = OPTIONS.of(options.extra)
-        self._timing = words
-        self._log.verbose = words.verbose
+        self._timing = OPTIONS.of(options.extra)
         self._shared = Shared(options.state, key, fresh=options.fresh)
-        compiled = compiler.compile_model(model, words, options, self._log, (CURRENT,))
+        compiled = compiler.compile_model(model, options, self._log, (CURRENT,))
         runtime = trt.Runtime(self._log.logger)
         engine = runtime.deserialize_cuda_engine(compiled.plan)
         if engine is None:
@@ -142,7 +137,7 @@ class RtxEngine(TensorRtEngine):
             runtime=runtime,
             runtime_config=config,
             kernels=compiled.kernels,
-            facts=_facts(model, compiled, (CURRENT,)),
+            facts=compiled.facts,
             notes=self._log.notes,
         )
 
@@ -178,16 +173,6 @@ class RtxEngine(TensorRtEngine):
             if apart <= agreement:
                 return ""
         return f"two contexts of the engine differ by {apart:.0%} after {2 * rounds * runs} runs"
-
-
-def _facts(model: Path, compiled: Compiled, capabilities: tuple[str, ...]) -> dict[str, object]:
-    return {
-        "model": model.name,
-        "for": list(capabilities),
-        "seconds": compiled.seconds,
-        "plan_bytes": int(compiled.plan.nbytes),
-        "warnings": list(compiled.warnings),
-    }
 
 
 backend = TensorRtRtx

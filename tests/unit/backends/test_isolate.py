@@ -187,10 +187,11 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
         assert not runs(started[0].pid)
 
 
-def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
+def interrupted(_: object) -> None:
+    raise KeyboardInterrupt
 
+
+def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model)
         monkeypatch.setattr(engine._child.stream, "receive", interrupted)
@@ -207,12 +208,7 @@ def test_the_answer_of_an_interrupted_request_is_not_that_of_the_next(
     """Ctrl-C may occur between a request to the zygote and its answer, which is then still in the pipe."""
     with Isolated("fake") as backend:
         first = build(backend, model)
-        launcher = backend._launcher
-
-        def interrupted(_: object) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(launcher, "_answer", interrupted)
+        monkeypatch.setattr(backend._launcher, "_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build(backend, model)
         monkeypatch.undo()
