@@ -151,7 +151,7 @@ def copies_read_in_bodies(model: Model, units: Units) -> Units:
 
     Source: ONNX Runtime 1.32 on models of one pair and one such operator, each in a process of its own: MaxPool,
     Reshape and Transpose whose result an If or a Loop reads end it, Relu does not
-    (tests/unit/backends/test_ort_placement.py).
+    (tests/unit/backends/test_ort_ops.py).
     """
     if not model.captured:
         return units

@@ -98,9 +98,7 @@ rule(
 )
 def foreign_operators(view: View) -> Iterator[Hit]:
     """Operators such as FusedMatMul of com.microsoft, except TensorRT's domains and those of TRT011 and TRT012."""
-    for node in _foreign(view):
-        if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
-            yield node, f"is {node.domain}.{node.op_type}"
+    return _foreign(view, has_importer=False)
 
 
 @rule(
@@ -113,19 +111,18 @@ def foreign_operators(view: View) -> Iterator[Hit]:
 )
 def read_as_onnx(view: View) -> Iterator[Hit]:
     """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
-    for node in _foreign(view):
-        if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
-            yield node, f"is {node.domain}.{node.op_type}"
+    return _foreign(view, has_importer=True)
 
 
-def _foreign(view: View) -> Iterator[Node]:
+def _foreign(view: View, *, has_importer: bool) -> Iterator[Hit]:
     for node in view.model.nodes:
         ours = node.domain == MARKERS  # markers of inlined bodies; not in the file
         if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
             continue
         if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):
             continue
-        yield node
+        if (onnx.defs.has(node.op_type) and node.op_type not in NEVER) == has_importer:
+            yield node, f"is {node.domain}.{node.op_type}"
 
 
 # ---- what the compiler refuses ------------------------------------------------------------------------
