@@ -127,19 +127,14 @@ class _Named:
     tensors: tuple[str, ...]  # of any pair
 
 
-def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[Origin, ...]:
-    """The origin of each kernel. Without nodes and tensors for those that run no operator of the model."""
-    return tuple(_Mapping(kernels, _Names(model)).origins())
-
-
 def layer_times(
-    kernels: Sequence[Kernel], origins: Sequence[Origin], times: dict[str, float], total_ms: float
+    kernels: Sequence[Kernel], model: Model, times: dict[str, float], total_ms: float
 ) -> tuple[LayerTime, ...]:
     """The kernels of an inference, with ``times`` by kernel name scaled to a sum of ``total_ms``.
 
     A change of layout that took no time was not executed: OpenVINO makes it in place where it can.
     """
-    both = zip(kernels, origins, strict=True)
+    both = zip(kernels, _Mapping(kernels, _Names(model)).origins(), strict=True)
     found = [(k, o) for k, o in both if k.is_computed and (o.nodes or o.tensors)]
     ran = [(k, o) for k, o in found if o.nodes or k.layer_type != _IN_PLACE or times.get(k.name)]
     spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
@@ -230,7 +225,7 @@ class _Mapping:
             self._made.update(self._ends[index])
 
     def origins(self) -> Iterator[Origin]:
-        """The origins of all kernels."""
+        """The origins of all kernels, without nodes and tensors for those that run no operator of the model."""
         taken = dict(self._owner)
         for index, kernel in enumerate(self._kernels):
             if not kernel.is_computed:

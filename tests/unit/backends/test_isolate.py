@@ -173,7 +173,6 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
     with Isolated("fake") as backend:
         build(backend, model).close()
         launcher = backend._launcher
-        assert launcher is not None
         start = launcher.start
 
         def late() -> Child:
@@ -244,7 +243,6 @@ hanging.bind({})
 def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
     command = [sys.executable, "-c", PARENT, str(model), str(fork)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     scratch = Path(parent.stdout.readline().strip())
     assert scratch.is_dir()
     parent.send_signal(signal.SIGKILL)
@@ -259,11 +257,10 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model)
         launcher = backend._launcher
-        assert launcher is not None
         scratch = launcher._own.path.name
         assert len(processes_with(scratch)) == 2
-        os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
-        launcher._process.wait()  # type: ignore[union-attr]
+        os.kill(launcher._process.pid, signal.SIGKILL)
+        launcher._process.wait()
         wait_until(lambda: not processes_with(scratch), "children outlived the zygote")
         with pytest.raises(BackendError, match="engine's process"):
             engine.layers()

@@ -42,11 +42,6 @@ def build(path: Path, **options: object) -> OnnxRuntimeWebEngine:
     return OnnxRuntimeWeb().build(path, BuildOptions(**options))  # type: ignore[arg-type]
 
 
-def pid_of(engine: OnnxRuntimeWebEngine) -> int:
-    assert engine._native is not None
-    return engine._native.pid
-
-
 # ---- without Node ---------------------------------------------------------------------------------
 
 
@@ -80,7 +75,7 @@ def test_the_lock_file_pins_the_version_and_names_no_host() -> None:
 
 def test_node_ends_with_its_engine(small: Path) -> None:
     closed, deleted = build(small), build(small)
-    pids = pid_of(closed), pid_of(deleted)
+    pids = closed._native.pid, deleted._native.pid
     closed.close()
     del deleted
     wait_until(lambda: not any(map(runs, pids)))
@@ -95,7 +90,6 @@ def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> No
         "print(engine._native.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(small)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()
     wait_until(lambda: not runs(pid))
@@ -103,7 +97,7 @@ def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> No
 
 def test_a_crash_is_an_error_with_the_reason_and_a_later_build_works(small: Path) -> None:
     engine = build(small)
-    os.kill(pid_of(engine), signal.SIGKILL)
+    os.kill(engine._native.pid, signal.SIGKILL)
     with pytest.raises(BackendError, match="Node ended with code -9 during 'run'"):
         engine.run(FEEDS)
     assert set(build(small).run(FEEDS)) == {"y"}
@@ -199,7 +193,7 @@ def test_the_browser_ends_with_its_engine_and_leaves_no_files(
 ) -> None:
     assert len(processes_with(str(scratch))) > 2  # Node, the browser, its renderer
     if killed:
-        os.kill(pid_of(browser_engine), signal.SIGKILL)
+        os.kill(browser_engine._native.pid, signal.SIGKILL)
     browser_engine.close()
     wait_until(lambda: not processes_with(str(scratch)))
     assert killed or not [path for path in scratch.rglob("*") if path.is_file()]

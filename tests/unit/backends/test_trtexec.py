@@ -236,14 +236,15 @@ def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
 def test_a_missing_trtexec_and_another_program_or_version_of_that_name_are_reported(
     install_trtexec, monkeypatch, tmp_path, model
 ):
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setattr("qdqspec.backends.trtexec.process._USUAL_PLACES", ())
     availability = Trtexec().probe()
     assert (availability.usable, availability.why) == (False, "there is no trtexec on PATH")
     assert "TensorRT" in availability.install
     with pytest.raises(BackendUnavailableError):
         Trtexec().build(model, BuildOptions())
-    other = tmp_path / "trtexec"
+    other = tmp_path / "bin" / "trtexec"
+    other.parent.mkdir()
     other.write_text("#!/bin/sh\necho usage: something else\n")
     other.chmod(0o755)
     assert "--help does not work: usage: something else" in Trtexec().probe().why
