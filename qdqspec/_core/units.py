@@ -198,8 +198,14 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """The text with passwords in URLs masked: ``ssh://user:***@host``."""
-    # Between the colon after the user's name and the last at sign: a password may contain others.
-    return re.sub(r"(://[^\s:]*):\S*@", r"\1:***@", text)
+
+    def masked(match: re.Match[str]) -> str:
+        scheme, _, rest = match[0].partition("://")
+        user, _, rest = rest.partition(":")
+        _, at, host = rest.rpartition("@")  # the last one: a password may contain others
+        return f"{scheme}://{user}:***@{host}" if at else match[0]
+
+    return re.sub(r"\S+", masked, text)
 
 
 def wrapped(text: str, width: int | None) -> str:

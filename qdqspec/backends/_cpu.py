@@ -65,11 +65,6 @@ class Cpu:
     cores: int
 
     @property
-    def isa(self) -> str:
-        """The slug of the instruction set that 8-bit products run on: ``avx512-vnni``."""
-        return self._path.slug or slug_from_text(platform.machine())
-
-    @property
     def saturates(self) -> bool | None:
         """Whether sums of u8 x s8 products saturate according to the flags; None if the flags are not known."""
         return self._path.saturates
@@ -99,7 +94,8 @@ class Cpu:
     @property
     def slug(self) -> str:
         """Product and instruction set for device keys: ``intel-xeon-platinum-8480c-amx``."""
-        return f"{slug_from_text(_NOISE.sub(' ', self.product))}-{self.isa}"
+        isa = self._path.slug or slug_from_text(platform.machine())
+        return f"{slug_from_text(_NOISE.sub(' ', self.product))}-{isa}"
 
     def key(self, runtime: str, version: str, host: str) -> str:
         """The device key of a runtime on this processor; ``host`` is what else results depend on."""

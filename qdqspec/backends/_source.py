@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -31,13 +32,20 @@ def read_given(path: Path) -> Model:
         raise BackendError(what, where=path, cure="check the path") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The nodes that a kernel computes, of the model without pairs; and the tensors that it makes or converts."""
+
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
 class Source:
     """The model given to the optimizer, with its Q/DQ pairs skipped."""
 
     def __init__(self, model: Model) -> None:
         operators = [node for node in model.nodes if not node.is_marker]
         self.nodes = {node.name: node for node in operators if node.op_type not in PAIRS}
-        self._owners = model.bodies.keys()
         self.tensors = {t for n in operators for t in (*n.inputs, *n.outputs) if t}
         self.constants = model.constants
         self._base: dict[str, str] = {}
@@ -46,26 +54,23 @@ class Source:
         self.quantized: set[str] = set()
         self.static: set[str] = set()
         for node in operators:  # topological order: a base is known before it is used
-            self._add(node)
+            if node.op_type in PAIRS:
+                self._base.update(dict.fromkeys(node.outputs, self.base(node.inputs[0])))
+                if node.op_type == "QuantizeLinear":
+                    self.quantized.add(self.base(node.inputs[0]))
+                continue
+            bases = [self.base(t) for t in node.inputs if t]
+            for tensor in bases:
+                self.readers.setdefault(tensor, []).append(node)
+            self.producer.update((t, node) for t in node.outputs if t)
+            body = node.name in model.bodies  # it may read anything outside
+            folded = bool(bases) and not body and all(t in self.constants or t in self.static for t in bases)
+            if node.op_type in _STATIC or folded:
+                self.static.update(t for t in node.outputs if t)
 
     def base(self, tensor: str) -> str:
         """The tensor before its Q/DQ pairs."""
         return self._base.get(tensor, tensor)
-
-    def _add(self, node: Node) -> None:
-        if node.op_type in PAIRS:
-            self._base.update(dict.fromkeys(node.outputs, self.base(node.inputs[0])))
-            if node.op_type == "QuantizeLinear":
-                self.quantized.add(self.base(node.inputs[0]))
-            return
-        bases = [self.base(t) for t in node.inputs if t]
-        for tensor in bases:
-            self.readers.setdefault(tensor, []).append(node)
-        self.producer.update((t, node) for t in node.outputs if t)
-        body = node.name in self._owners  # it may read anything outside
-        folded = bool(bases) and not body and all(t in self.constants or t in self.static for t in bases)
-        if node.op_type in _STATIC or folded:
-            self.static.update(t for t in node.outputs if t)
 
     def chain_end(self, node: Node) -> str:
         """The tensor at which an integer kernel that begins at ``node`` is quantized again."""

@@ -7,7 +7,7 @@ contained by `qdqspec.backends.isolation.isolated`, which offers the same interf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from qdqspec._core.options import BackendOptions
 from qdqspec._core.registry import resolve
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.qdq.capabilities import Capabilities as Capabilities
-from qdqspec.types import Case, DeviceKey, LayerTime, Samples, ShapeProfile
+from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 BUILD_SECONDS = 600.0
 
@@ -95,6 +95,12 @@ class BuildOptions:
         return cls(
             threads=settings.threads, device=settings.device, extra=settings.extra, build_seconds=limit
         )
+
+
+def labels_of(*, alone: Iterable[str] = (), between: Iterable[str] = ()) -> dict[str, tuple[Kind, ...]]:
+    """Labels by operator type: those ``alone`` take integers and also give floats, the others run ``between`` pairs."""
+    both: tuple[Kind, ...] = ("in+out", "in-only")
+    return {**dict.fromkeys(alone, both), **dict.fromkeys(between, both[:1])}
 
 
 PLAIN = BuildOptions()  # one thread, the first GPU, no other options

@@ -32,8 +32,8 @@ def test_arrays_are_uploaded_and_downloaded_unchanged(gpu: Gpu, shape: tuple[int
         ours, back = (opened.enter_context(closing(HostBuffer(values.nbytes))) for _ in range(2))
         theirs = opened.enter_context(closing(DeviceBuffer(values.nbytes)))
         ours.view(values.dtype, shape)[...] = values
-        cuda.upload(theirs, ours, stream)
-        cuda.download(back, theirs, stream)
+        cuda.copy(theirs, ours, stream)
+        cuda.copy(back, theirs, stream)
         stream.synchronize()
         assert np.array_equal(back.view(values.dtype, shape), values)
 
@@ -45,9 +45,9 @@ def test_a_captured_copy_runs_only_when_launched(gpu: Gpu):
         theirs = opened.enter_context(closing(DeviceBuffer(16)))
         source, target = (buffer.view(np.dtype(np.float32), (4,)) for buffer in (ours, back))
         source[...], target[...] = 1, 0
-        cuda.upload(theirs, ours, stream)
+        cuda.copy(theirs, ours, stream)
         stream.synchronize()
-        graph = opened.enter_context(closing(stream.capture(lambda: cuda.download(back, theirs, stream))))
+        graph = opened.enter_context(closing(stream.capture(lambda: cuda.copy(back, theirs, stream))))
         stream.synchronize()
         assert not target.any()
         graph.launch(stream)
@@ -71,8 +71,8 @@ def test_larger_copies_take_longer(gpu: Gpu):
         for size in (MIB, 64 * MIB):
             ours = opened.enter_context(closing(HostBuffer(size)))
             theirs = opened.enter_context(closing(DeviceBuffer(size)))
-            cuda.warm_up(stream, partial(cuda.upload, theirs, ours, stream), 3, 10)
-            work = partial(cuda.upload, theirs, ours, stream)
+            cuda.warm_up(stream, partial(cuda.copy, theirs, ours, stream), 3, 10)
+            work = partial(cuda.copy, theirs, ours, stream)
             times = cuda.time_runs(stream, work, 70).device_ms
             assert len(times) == 70
             medians.append(float(np.median(times)))

@@ -271,17 +271,16 @@ def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
 
 _SUBCLASSES = """
 import tensorrt as trt
-from qdqspec.backends.tensorrt import build as trt_build
 from qdqspec.backends.tensorrt import device as trt_device
 from qdqspec.backends.tensorrt import log as trt_log
 from qdqspec.backends.tensorrt import run as trt_run
 trt_device.TENSORRT.require()
-log, logger = trt_log.open_log()
-logger.log(trt.ILogger.Severity.WARNING, "a line")
+log = trt_log.open_log()
+log.logger.log(trt.ILogger.Severity.WARNING, "a line")
 assert log.warnings == ("a line",)
-trt.init_libnvinfer_plugins(logger, "")
+trt.init_libnvinfer_plugins(log.logger, "")
 profiler = trt_run._profiler_type()()
-profiler.begin()
+profiler.runs.append([])
 profiler.report_layer_time("conv", 0.5)
 assert profiler.runs == [[("conv", 0.5)]]
 allocator = trt_run._allocator_type()()
@@ -289,7 +288,7 @@ allocator.notify_shape("y", trt.Dims([2, 3]))
 assert allocator.shape == (2, 3)
 profile_shape = trt.Dims([1, 3])
 assert tuple(profile_shape) == (1, 3)
-print("1 <<", trt_build.network_flags().bit_length() - 1)
+print("1 <<", int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 for name in ("reallocate_output_async", "notify_shape"):
     if name in trt.IOutputAllocator.__doc__:
         print(name)

@@ -15,20 +15,19 @@ from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
+from qdqspec.backends.base import labels_of
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.trt import MXFP8_DEQUANTIZE, PAIR_OPS
-from qdqspec.types import Kind, LayerTime
+from qdqspec.types import LayerTime
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 FUSED = frozenset({"Relu", "Clip"})
 FREE = frozenset({"Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Dropout"})
 
-_FULL: tuple[Kind, ...] = ("in+out",)
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(("Conv", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"), _FULL),
-    **dict.fromkeys(("Gemm", "MatMul"), _BOTH),
-}
+LABELS = labels_of(
+    alone=("Gemm", "MatMul"),
+    between=("Conv", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"),
+)
 
 INT8, FP8, INT4, NVFP4, MXFP8 = "int8", "fp8", "int4", "nvfp4", "mxfp8"
 _KINDS: dict[int, str] = {

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,8 @@ _MEMORY_MARGIN = 64 << 20  # bytes a process may still allocate when running out
 _HELP = "See qdqspec.backends.fake.engine."
 
 
-def _number(default: float) -> Any:
-    return option(NUMBER, _HELP, default)
-
-
-_STAGE = one_of("build", "run", "bind", "time", "layers")
+_number: partial[Any] = partial(option, NUMBER, _HELP)
+_stage: partial[Any] = partial(option, one_of("build", "run", "bind", "time", "layers"), _HELP, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,10 @@ class FakeOptions:
     integer: float = _number(1.0)
     fail_rate: float = _number(0.0)
     fault_rate: float = _number(1.0)
-    raise_: str = option(_STAGE, _HELP, "")
-    crash: str = option(_STAGE, _HELP, "")
-    hang: str = option(_STAGE, _HELP, "")
-    oom: str = option(_STAGE, _HELP, "")
+    raise_: str = _stage()
+    crash: str = _stage()
+    hang: str = _stage()
+    oom: str = _stage()
 
 
 OPTIONS = declare("fake", FakeOptions, separator="_")

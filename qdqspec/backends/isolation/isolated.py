@@ -157,9 +157,13 @@ class IsolatedEngine:
         """Set the inputs that `time` and `layers` use. They are transferred once."""
         self.ask({"do": "bind", "profile": profile}, feeds)
 
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+    def time(self, runs: int, warmup: int = 0, profile: int = 0, *, after_another: bool = False) -> Samples:
         """Time single runs on both clocks, in the child, in milliseconds."""
-        return self._timed(runs, warmup, profile)
+        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
+        request["after_another"] = after_another
+        samples = from_data(Samples, self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
+        self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
+        return samples
 
     def time_after_another(self, runs: int, warmup: int, profile: int = 0) -> Samples:
         """Time one run after a run of another model of the same size, then ``runs`` after ``warmup`` untimed ones.
@@ -169,14 +173,7 @@ class IsolatedEngine:
         such a wait. Of a large model, or where a device computes, the first run after that of another process is
         timed.
         """
-        return self._timed(runs, warmup, profile, after_another=True)
-
-    def _timed(self, runs: int, warmup: int, profile: int, *, after_another: bool = False) -> Samples:
-        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
-        request["after_another"] = after_another
-        samples = from_data(Samples, self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
-        self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
-        return samples
+        return self.time(runs, warmup, profile, after_another=True)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per executed kernel; empty if unknown. A runtime may build the model again for it."""

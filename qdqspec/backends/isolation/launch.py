@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,16 +201,15 @@ class Interpreters:
         self._backend = backend
         self._interpreter = interpreter
         self._own = TemporaryFolder()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
     def start(self) -> Child:
         """Start one interpreter."""
-        self._processes = [process for process in self._processes if process.poll() is None]
         folder = engine_folder(self._own.path)
         ours, theirs = socket.socketpair()
         with theirs:
             process = _start_worker("single", self._backend, theirs, folder, self._interpreter)
-        self._processes.append(process)
+        self._processes.add(process)
         return Child(FrameStream(ours), folder, lambda: _kill(process), process.pid)
 
     def close(self) -> None:

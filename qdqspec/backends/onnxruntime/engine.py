@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,7 @@ _OPTIMIZER = (
     "ONNX Runtime's optimizer breaks the model, which runs without it (--backend-option onnxruntime.optimization=off): "
     "leave the nodes around the one that fails in float, or report it to ONNX Runtime"
 )
+_NO_LIBRARY = "give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime"
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _refusals = _engine.refusals_of(plainly, CURES)
@@ -296,14 +298,8 @@ def open_session(
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for library in words.plugins:
-        try:
+        with _refusals("the library of custom operators could not be loaded", library, _NO_LIBRARY):
             settings.register_custom_ops_library(str(library))
-        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-            raise BackendError(
-                f"the library of custom operators could not be loaded: {plainly(error)}",
-                where=library,
-                cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
-            ) from None
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)
         external = "session.optimized_model_external_initializers_"
@@ -360,24 +356,10 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
         why = one_line(error, 200)
         raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
-    ordered = _in_order(converted.graph)
-    del converted.graph.node[:]
-    converted.graph.node.extend(ordered)
+    nodes = converted.graph.node  # the converter appends the casts that it adds: not in topological order
+    producer = {out: index for index, node in enumerate(nodes) for out in node.output if out}
+    makers = {i: [producer[name] for name in node.input if name in producer] for i, node in enumerate(nodes)}
+    ordered = [nodes[index] for index in TopologicalSorter(makers).static_order()]
+    del nodes[:]
+    nodes.extend(ordered)
     return converted
-
-
-def _in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes in topological order, otherwise unchanged: the converter appends the casts it adds."""
-    producer = {out: index for index, node in enumerate(graph.node) for out in node.output if out}
-    placed: dict[int, None] = {}
-    for start in range(len(graph.node)):
-        waiting = [start]
-        while waiting:
-            index = waiting[-1]
-            makers = (producer.get(name, index) for name in graph.node[index].input)
-            before = [i for i in makers if i not in placed and i != index]
-            if before and index not in placed:
-                waiting.extend(before)
-            else:
-                placed[waiting.pop()] = None
-    return [graph.node[index] for index in placed]

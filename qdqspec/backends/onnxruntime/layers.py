@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec.backends._source import PAIRS, Source
+from qdqspec.backends._source import PAIRS, Origin, Source
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.flat import Scope, find_scopes
 from qdqspec.graph.model import Model, Node
@@ -41,16 +41,6 @@ _KERNEL_OPS = {
 }
 _REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
 _CONVERSIONS = frozenset({"Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze"})  # where they were inserted
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The origin of a kernel: node names of the model without Q/DQ, or the tensors it converts."""
-
-    name: str
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-    boundary: bool
 
 
 def map_kernels(graph: onnx.GraphProto, model: Model) -> tuple[Origin, ...]:
@@ -103,17 +93,13 @@ class _Mapping:
         taken: set[str] = set()
         for node, known in zip(self._graph.node, self._named, strict=True):
             tensors = tuple(dict.fromkeys(t for out in node.output for t in self._at(out)))
-            name = plain_name(node.name) or node.op_type
             if self._converts(node):
-                yield Origin(name, (), tensors or self._nearest(node), boundary=True)
+                yield Origin((), tensors or self._nearest(node))
                 continue
             reached = self._source.slice(tensors, made) or ((known.name,) if known else ())
             nodes = tuple(name for name in reached if name not in taken) or reached[:1]
             taken.update(nodes)
-            if nodes:
-                yield Origin(name, self._source.in_order(nodes), tensors, boundary=False)
-            else:
-                yield Origin(name, (), self._nearest(node), boundary=True)
+            yield Origin(self._source.in_order(nodes), tensors if nodes else self._nearest(node))
 
     def _find_node(self, node: onnx.NodeProto) -> Node | None:
         """The source node that a kernel is named after or uniquely matches; also maps its output."""
@@ -123,9 +109,8 @@ class _Mapping:
         if blocked != node.name and blocked in self._source.tensors:
             self._place(node.output[0], self._source.fused_end(self._source.base(blocked), node))
         found = self._source.nodes.get(node.name) or self._source.nodes.get(plain_name(node.name))
-        if (
-            found is None
-        ):  # the reader of the same tensors with a similar operator; weights distinguish siblings
+        if found is None:
+            # the reader of the same tensors with a similar operator; weights distinguish siblings
             wanted = _source_ops(node.op_type)
             inputs = [place for tensor in node.input if tensor for place in self._at(tensor)]
             readers = [[n for n in self._source.readers.get(t, ()) if n.op_type in wanted] for t in inputs]
@@ -255,13 +240,13 @@ def layer_times(
     )
     return tuple(
         LayerTime(
-            name=origin.name,
+            name=plain_name(node.proto.name) or node.op_type,
             op_type=node.op_type,
             milliseconds=time / 1e3,
             nodes=origin.nodes,
             tensors=origin.tensors,
-            boundary=origin.boundary,
-            integer=not origin.boundary and is_integer(sample[node.name]),
+            boundary=not origin.nodes,
+            integer=bool(origin.nodes) and is_integer(sample[node.name]),
         )
         for (node, origin), time in zip(ran, times, strict=True)
     )

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto
 from packaging.version import Version
 
-from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVING
+from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVED_PAST, MOVING
 from qdqspec.graph.conversion import computes_in_float16
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
@@ -152,12 +152,9 @@ def eight_bit_floats(view: View) -> Iterator[Hit]:
         offered = LABELS.get(node.op_type, ())
         if not floats or len(floats) < len(made) or any(view.numbers(dq).block for dq in floats):
             continue
-        alone = "in-only" in offered or node.op_type in _MOVED_ALONE
+        alone = "in-only" in offered or node.op_type in MOVED_PAST - {"Slice"}
         if alone or (offered and view.quantizers(node.outputs[0])):
             yield node, f"is a {node.op_type}"
-
-
-_MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 @rule(
@@ -369,8 +366,6 @@ def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
 
 # ---- pairs that do not become integer kernels ---------------------------------------------------
 
-# A Q after them is moved before them.
-_PASSED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _MAX_POOL_SINCE = 12
 _TURNED = frozenset({"Identity", "Transpose"})  # the DQ of a constant before them is moved behind them
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -647,7 +642,7 @@ def _reads_integers(view: View, node: Node) -> bool:
 
 def _passed(view: View) -> frozenset[str]:
     """The operators that copy values and that a Q or DQ is moved past."""
-    return _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
+    return MOVED_PAST if view.model.opset >= _MAX_POOL_SINCE else MOVED_PAST - {"MaxPool"}
 
 
 def _pair_of(view: View, tensor: str) -> Node | None:

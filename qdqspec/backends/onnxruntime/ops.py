@@ -32,15 +32,11 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends import _cpu
-from qdqspec.backends.base import Capabilities
+from qdqspec.backends.base import Capabilities, labels_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import copies_values, is_default
 from qdqspec.qdq.formats import BLOCK_SIZES
 from qdqspec.qdq.units import Unit, Units, with_results
-from qdqspec.types import Kind
-
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-_FULL: tuple[Kind, ...] = ("in+out",)
 
 LINEAR = ("Gemm", "MatMul")
 COMPUTING = (
@@ -51,10 +47,7 @@ MOVING = (
     "Squeeze", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(LINEAR, _BOTH),
-    **dict.fromkeys(COMPUTING + MOVING, _FULL),
-}
+LABELS = labels_of(alone=LINEAR, between=COMPUTING + MOVING)
 
 # Dynamic quantization with 8-bit weights: DynamicQuantizeMatMul or MatMulIntegerToFloat, DynamicQuantizeLSTM.
 # There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op"). Attention is that of domain
@@ -158,7 +151,7 @@ def copies_read_in_bodies(model: Model, units: Units) -> Units:
 
     Source: ONNX Runtime 1.32 on models of one pair and one such operator, each in a process of its own: MaxPool,
     Reshape and Transpose whose result an If or a Loop reads end it, Relu does not
-    (tests/unit/backends/test_ort_placement.py).
+    (tests/unit/backends/test_ort_ops.py).
     """
     if not model.captured:
         return units

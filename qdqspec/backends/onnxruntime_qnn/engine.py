@@ -30,13 +30,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends._cpu import major_minor
-from qdqspec.backends._engine import (
-    BoundEngine,
-    cannot_run,
-    check_names,
-    import_library,
-    refusals_of,
-)
+from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, import_library, refusals_of
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -157,11 +151,6 @@ class Kernel(NamedTuple):
     data: str  # the tensor that it reads
     made: str  # the tensor that it makes
     constants: str  # digest of its quantization parameters
-
-    @property
-    def node(self) -> str:
-        """The name of the ONNX node, without what ONNX Runtime added."""
-        return _SUFFIX.sub("", self.name)
 
 
 def read_kernels(folder: Path) -> tuple[Kernel, ...]:
@@ -380,8 +369,9 @@ def _nodes(model: Model, source: Source, kernel: Kernel) -> tuple[str, ...]:
 
     Where ONNX Runtime changed the layout, a result has the name of the node that makes it.
     """
-    if kernel.node in source.nodes or kernel.op_type in _CONVERTS:  # it only converts values or their layout
-        return (kernel.node,) if kernel.node in source.nodes else ()
+    name = _SUFFIX.sub("", kernel.name)  # without what ONNX Runtime added
+    if name in source.nodes or kernel.op_type in _CONVERTS:  # it only converts values or their layout
+        return (name,) if name in source.nodes else ()
     maker = model.by_name.get(kernel.made)
     found, tensor = list[str](), source.base(kernel.made if maker is None else maker.outputs[0])
     while (node := source.producer.get(tensor)) is not None:

@@ -30,17 +30,8 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.onnxruntime import engine
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, capabilities
-from qdqspec.backends.onnxruntime_web.install import (
-    HERE,
-    INSTALL,
-    NODE,
-    PACKAGE,
-    PLAYWRIGHT,
-    pinned_version,
-    require_browser,
-    require_node,
-    require_package,
-)
+from qdqspec.backends.onnxruntime_web import install
+from qdqspec.backends.onnxruntime_web.install import PACKAGE, pinned_version
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -57,21 +48,21 @@ class NodeProcess:
     """
 
     def __init__(self, model: Path, browser: str = "") -> None:
-        node, _ = require_node()
-        folder = require_package()
+        node, _ = install.require_node()
+        folder = install.require_package()
         self._model = model
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         scratch = TemporaryFolder()  # of the browser
         environment = {name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"}
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [node, *_FLAGS, str(HERE / "worker.mjs"), str(theirs.fileno()), str(folder), browser]
+            worker = [str(install.HERE / "worker.mjs"), str(theirs.fileno()), str(folder), browser]
             try:
                 self._process = start_program(
-                    command,
+                    [node, *_FLAGS, *worker],
                     output=self._log,
                     env=environment | {"TMPDIR": str(scratch.path)},
-                    install=NODE,
+                    install=install.NODE,
                     pass_fds=(theirs.fileno(),),
                 )
             except BaseException:
@@ -208,29 +199,29 @@ class OnnxRuntimeWeb:
         try:
             if sys.platform == "win32":
                 raise BackendUnavailableError("this backend needs Linux or macOS", cure="run it in WSL")
-            facts = {"node": require_node()[1]} | facts
-            package, folder = {PACKAGE: pinned_version()}, {"installed in": str(require_package())}
+            facts = {"node": install.require_node()[1]} | facts
+            package, folder = {PACKAGE: pinned_version()}, {"installed in": str(install.require_package())}
             facts = package | folder | facts
             try:
-                path, version = require_browser()
-                driver = f"{PLAYWRIGHT} {pinned_version(PLAYWRIGHT)}"
+                path, version = install.require_browser()
+                driver = f"{install.PLAYWRIGHT} {pinned_version(install.PLAYWRIGHT)}"
                 facts["browser"] = f"Chromium {version} ({path}, {driver})"
             except BackendUnavailableError as error:
                 if OPTIONS.of(options.extra).browser != NONE:
                     raise
                 facts["browser"] = f"none ({error.what}; {error.cure})"
         except BackendUnavailableError as error:
-            cure = error.cure or INSTALL
+            cure = error.cure or install.INSTALL
             return Availability(usable=False, why=error.what, install=cure, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, major version of Node or the browser, major.minor of the package: V8 compiles the kernels."""
-        cpu, node = _cpu.detect(), require_node()[1]
+        cpu, node = _cpu.detect(), install.require_node()[1]
         details = cpu.details(threads=1, **{PACKAGE: pinned_version()}, node=node)
         host = f"node{node.split('.')[0]}"
         if OPTIONS.of(options.extra).browser != NONE:
-            details["chromium"] = require_browser()[1]
+            details["chromium"] = install.require_browser()[1]
             host = f"chromium{details['chromium'].split('.')[0]}"
         return DeviceKey(key=cpu.key(PACKAGE, pinned_version(), host), details=details)
 
@@ -265,7 +256,7 @@ class OnnxRuntimeWebEngine(TimedEngine[NodeProcess, bool]):
             "optimization": LEVELS[words.optimization],
             "external": [[name, str((model.parent / name).absolute())] for name in names],
         }
-        node = NodeProcess(model, require_browser()[0] if words.browser != NONE else "")
+        node = NodeProcess(model, install.require_browser()[0] if words.browser != NONE else "")
         super().__init__(model, node)
         self._inputs = source.inputs
         try:

@@ -37,14 +37,11 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.options import declare, one_of, option, plugin_libraries
 from qdqspec.backends import _cpu, _engine
 from qdqspec.backends._engine import import_library
-from qdqspec.backends._source import read_given
-from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
-from qdqspec.backends.openvino.layers import find_origins, graph_hash, layer_times, read_kernels
+from qdqspec.backends._source import read_given, read_source
+from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities, labels_of
+from qdqspec.backends.openvino.layers import graph_hash, layer_times, read_kernels
 from qdqspec.errors import BackendUnavailableError
-from qdqspec.types import DeviceKey, Kind, LayerTime, Samples
-
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-_FULL: tuple[Kind, ...] = ("in+out",)
+from qdqspec.types import DeviceKey, LayerTime, Samples
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 REDUCING = ("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum")
@@ -54,10 +51,7 @@ MOVING = (
     "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(LINEAR + REDUCING, _BOTH),
-    **dict.fromkeys(JOINING + MOVING, _FULL),
-}
+LABELS = labels_of(alone=LINEAR + REDUCING, between=JOINING + MOVING)
 
 # They are computed in the kernel of the convolution before them, with the Q after them. BatchNormalization is folded.
 ABSORBED = frozenset(
@@ -311,8 +305,7 @@ class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
             before, after = sums
             times = {name: max(0.0, (total - before.get(name, 0.0)) / runs) for name, total in after.items()}
             kernels = read_kernels(profiled.get_runtime_model())
-        origins = find_origins(kernels, read_given(self.model))
-        return layer_times(kernels, origins, times, self._latency_ms(runs, profile))
+        return layer_times(kernels, read_source(self.model), times, self._latency_ms(runs, profile))
 
     def _complete(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Copies of the inputs in the model's order. Raises `BackendError` if their names are not the model's."""

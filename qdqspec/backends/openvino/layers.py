@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdqspec.backends._source import Source
+from qdqspec.backends._source import Origin, Source
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 
@@ -119,14 +119,6 @@ _ENDING = re.compile(r"(_original|\.\d+|_\d+|/[^/,]*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class KernelOrigin:
-    """The ONNX nodes that a kernel computes, or the tensors that it converts."""
-
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Named:
     """The names in a kernel's list of operators: nodes of the float model, and tensors that it quantizes."""
 
@@ -135,19 +127,14 @@ class _Named:
     tensors: tuple[str, ...]  # of any pair
 
 
-def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[KernelOrigin, ...]:
-    """The origin of each kernel. Without nodes and tensors for those that run no operator of the model."""
-    return tuple(_Mapping(kernels, _Names(model)).origins())
-
-
 def layer_times(
-    kernels: Sequence[Kernel], origins: Sequence[KernelOrigin], times: dict[str, float], total_ms: float
+    kernels: Sequence[Kernel], model: Model, times: dict[str, float], total_ms: float
 ) -> tuple[LayerTime, ...]:
     """The kernels of an inference, with ``times`` by kernel name scaled to a sum of ``total_ms``.
 
     A change of layout that took no time was not executed: OpenVINO makes it in place where it can.
     """
-    both = zip(kernels, origins, strict=True)
+    both = zip(kernels, _Mapping(kernels, _Names(model)).origins(), strict=True)
     found = [(k, o) for k, o in both if k.is_computed and (o.nodes or o.tensors)]
     ran = [(k, o) for k, o in found if o.nodes or k.layer_type != _IN_PLACE or times.get(k.name)]
     spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
@@ -237,12 +224,12 @@ class _Mapping:
                 self._ends[index] = tuple(t for t in tensors if self._source.slice([t], self._made))[:1]
             self._made.update(self._ends[index])
 
-    def origins(self) -> Iterator[KernelOrigin]:
-        """The origins of all kernels."""
+    def origins(self) -> Iterator[Origin]:
+        """The origins of all kernels, without nodes and tensors for those that run no operator of the model."""
         taken = dict(self._owner)
         for index, kernel in enumerate(self._kernels):
             if not kernel.is_computed:
-                yield KernelOrigin((), ())
+                yield Origin((), ())
                 continue
             # the nodes that lead to its tensors, back to tensors of others
             ends = self._ends[index]
@@ -254,7 +241,7 @@ class _Mapping:
                     behind = _reached(index, lambda i: self._readers.get(i, ()))
                     owner = next((reader for reader in behind if self._ends[reader]), None)
                     own = [] if owner is None else [*self._named[owner].nodes[:1]]
-            yield KernelOrigin(self._source.in_order(own), self._tensors(index))
+            yield Origin(self._source.in_order(own), self._tensors(index))
 
     def _made_by(self, index: int) -> Iterator[str]:
         """The tensors that a kernel computes: outputs of its nodes, and the tensor that it quantizes after them."""

@@ -100,7 +100,6 @@ OPTIONS = declare(
 
 # ---- builds --------------------------------------------------------------------------------------
 
-_MIB = 1 << 20
 _ROUTE = "build_route"  # of IBuilderConfig, since 11
 _CANNOT_BUILD = "TensorRT could not build the model"
 
@@ -109,30 +108,27 @@ _CANNOT_BUILD = "TensorRT could not build the model"
 class BuiltEngine:
     """An engine with the runtime that it depends on, and the recorded facts of its build.
 
-    ``runtime_config`` is what its execution contexts are created with, if it has one.
+    ``runtime_config`` is what its execution contexts are created with, if it has one; ``kernels`` the list of them that
+    the compiler logged, if the engine has no other layer information.
     """
 
     engine: trt.ICudaEngine
     runtime: trt.Runtime
     runtime_config: Any = None
+    kernels: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # TensorRT's warnings about the engine
 
 
 def build_engine(
-    model: Path,
-    words: TensorRtOptions,
-    profiles: Sequence[ShapeProfile],
-    shared: Shared,
-    log: Log,
-    logger: trt.ILogger,
+    model: Path, words: TensorRtOptions, profiles: Sequence[ShapeProfile], shared: Shared, log: Log
 ) -> BuiltEngine:
     """Build and load an engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
     import tensorrt as trt
 
     start = time.perf_counter()
     with refusals(log, _CANNOT_BUILD, model):
-        builder, network, config = open_network(model, words.plugins, profiles, log, logger)
+        builder, network, config = open_network(model, words.plugins, profiles, log)
         _configure(config, words, model)
         cache = shared.attach(config)
         route = optional(config, _ROUTE)
@@ -143,7 +139,7 @@ def build_engine(
             raise log.failure(_CANNOT_BUILD, model)
         if cache is not None:
             shared.keep(config)
-        runtime = trt.Runtime(logger)
+        runtime = trt.Runtime(log.logger)
         if words.version_compatible:  # such a plan contains host code; this one was built here
             runtime.engine_host_code_allowed = True
         engine = runtime.deserialize_cuda_engine(plan)
@@ -164,18 +160,18 @@ def build_engine(
 
 
 def open_network(
-    model: Path, plugins: Sequence[Path], profiles: Sequence[ShapeProfile], log: Log, logger: trt.ILogger
+    model: Path, plugins: Sequence[Path], profiles: Sequence[ShapeProfile], log: Log
 ) -> tuple[trt.Builder, trt.INetworkDefinition, trt.IBuilderConfig]:
     """The builder, the parsed network and its configuration, with one optimization profile for each of the spec's."""
     import tensorrt as trt
 
-    builder = trt.Builder(logger)
-    load_plugins(plugins, model, log, logger)
-    network = builder.create_network(network_flags())
+    builder = trt.Builder(log.logger)
+    _load_plugins(plugins, model, log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else layers have names only
-    parse(network, model, log, logger)
-    add_profiles(builder, network, config, profiles, model)
+    _parse(network, model, log)
+    _add_profiles(builder, network, config, profiles, model)
     return builder, network, config
 
 
@@ -192,7 +188,7 @@ def _configure(config: trt.IBuilderConfig, words: TensorRtOptions, model: Path) 
         if number is not None:
             setattr(config, name, number)
     if words.workspace is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace << 20)
     if words.tiling is not None:
         known = trt.TilingOptimizationLevel
         config.tiling_optimization_level = required(known, words.tiling.upper(), "tensorrt.tiling")
@@ -236,14 +232,14 @@ def _set_route(config: trt.IBuilderConfig, route: str, model: Path) -> None:
     )
 
 
-def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.ILogger) -> None:
+def _load_plugins(libraries: Sequence[Path], model: Path, log: Log) -> None:
     """Load NVIDIA's plugins and these libraries. Raises `BackendError` if one cannot be loaded.
 
     The plugin registry writes why to the log of the first builder, which must exist.
     """
     import tensorrt as trt
 
-    trt.init_libnvinfer_plugins(logger, "")
+    trt.init_libnvinfer_plugins(log.logger, "")
     for library in libraries:
         if exports_creators(library):
             if trt.get_plugin_registry().load_library(str(library)) is None:
@@ -256,7 +252,7 @@ def load_plugins(libraries: Sequence[Path], model: Path, log: Log, logger: trt.I
             raise BackendError(what, where=model) from None
 
 
-def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> None:
+def _parse(network: trt.INetworkDefinition, model: Path, log: Log) -> None:
     """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply.
 
     Raises `BackendError` with all nodes that the parser rejects: operator, node, reason and code; without a node if the
@@ -264,7 +260,7 @@ def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.IL
     """
     import tensorrt as trt
 
-    parser = trt.OnnxParser(network, logger)
+    parser = trt.OnnxParser(network, log.logger)
     if parser.parse_from_file(str(model)):
         return
     problems = []
@@ -286,7 +282,7 @@ def parse(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.IL
     )
 
 
-def add_profiles(
+def _add_profiles(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
@@ -406,11 +402,3 @@ def required(owner: object, name: str, wanted_by: str) -> Any:
             cure="leave the option out, or install the version it is for",
         )
     return found
-
-
-def network_flags() -> int:
-    """The flags of a strongly typed network. TensorRT 11 has only this kind, and later versions may drop the flag."""
-    import tensorrt as trt
-
-    member = optional(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-    return 0 if member is None else 1 << int(member)

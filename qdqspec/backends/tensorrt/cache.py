@@ -36,6 +36,7 @@ class Shared:
     ) -> None:
         self._folder = folder
         self._given = cache
+        self._cache_file = cache or (folder and folder / f"{key}.timing-cache")
         self._key = key
         self._fresh = fresh
         self.notes: list[str] = []  # damaged files found
@@ -54,7 +55,7 @@ class Shared:
         user this is an error, since the build would replace it.
         """
         with self._lock():
-            known = b"" if self._fresh else self._read(self._cache_file)
+            known = b"" if self._fresh else self._read()
         for content in dict.fromkeys((known, b"")):
             cache = config.create_timing_cache(content)
             if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
@@ -73,7 +74,7 @@ class Shared:
         if self._cache_file is None or self._fresh or learnt is None:
             return
         with self._lock():
-            others = self._read(self._cache_file)
+            others = self._read()
             if others and (known := config.create_timing_cache(others)) is not None:
                 learnt.combine(known, ignore_mismatch=False)
             with explained("the timing cache", self._cache_file):
@@ -88,17 +89,14 @@ class Shared:
             with self._lock(), (self._folder / "builds.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(facts) + "\n")
 
-    @property
-    def _cache_file(self) -> Path | None:
-        return self._given or (self._folder and self._folder / f"{self._key}.timing-cache")
-
     def _lock(self) -> AbstractContextManager[object]:
         if self._given is not None:
             return FileLock(self._given.with_name(f"{self._given.name}.lock"))
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
 
-    def _read(self, path: Path | None) -> bytes:
+    def _read(self) -> bytes:
         """The stored bytes; empty if there are none or they are damaged."""
+        path = self._cache_file
         if path is None:
             return b""
         if path != self._given and (damage := set_aside_damaged(path)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -228,7 +228,9 @@ def time_runs(stream: Stream, work: Callable[[], None], runs: int) -> RunTimes:
     is shorter than a run; if the queue runs empty, the launch is part of the time between the events.
     """
     times, host = list[float](), list[float]()
-    with _events(min(runs, _IN_FLIGHT)) as pairs:
+    with contextlib.ExitStack() as opened:
+        made = [opened.enter_context(contextlib.closing(Event())) for _ in range(2 * min(runs, _IN_FLIGHT))]
+        pairs = list(zip(made[::2], made[1::2], strict=True))
         while len(times) < runs:
             batch = pairs[: runs - len(times)]
             for start, stop in batch:
@@ -253,13 +255,6 @@ def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: f
         done += 1
         stream.synchronize()
     return done
-
-
-@contextlib.contextmanager
-def _events(count: int) -> Iterator[list[tuple[Event, Event]]]:
-    with contextlib.ExitStack() as opened:
-        made = [opened.enter_context(contextlib.closing(Event())) for _ in range(2 * count)]
-        yield list(zip(made[::2], made[1::2], strict=True))
 
 
 # ---- memory -------------------------------------------------------------------------------------
@@ -300,19 +295,12 @@ class HostBuffer(_Buffer):
         return np.ndarray(shape, dtype=dtype, buffer=memoryview(memory))
 
 
-def upload(target: DeviceBuffer, source: HostBuffer, stream: Stream) -> None:
-    """Enqueue a copy of the whole source to the GPU."""
-    _copy(target, source, source.size_bytes, "cudaMemcpyHostToDevice", stream)
-
-
-def download(target: HostBuffer, source: DeviceBuffer, stream: Stream) -> None:
-    """Enqueue a copy from the GPU that fills the target."""
-    _copy(target, source, target.size_bytes, "cudaMemcpyDeviceToHost", stream)
-
-
-def _copy(target: _Buffer, source: _Buffer, size_bytes: int, kind: str, stream: Stream) -> None:
-    if size_bytes:
-        direction = getattr(runtime().cudaMemcpyKind, kind)
+def copy(target: _Buffer, source: _Buffer, stream: Stream) -> None:
+    """Enqueue a copy to or from the GPU, of as many bytes as both have."""
+    kinds = runtime().cudaMemcpyKind
+    is_upload = isinstance(source, HostBuffer)
+    direction = kinds.cudaMemcpyHostToDevice if is_upload else kinds.cudaMemcpyDeviceToHost
+    if size_bytes := min(target.size_bytes, source.size_bytes):
         call("cudaMemcpyAsync", target.address, source.address, size_bytes, direction, stream.raw)
 
 

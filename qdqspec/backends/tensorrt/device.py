@@ -174,29 +174,23 @@ def find(product: Product, index: int) -> DeviceState:
     try:
         product.require()
         is_imported = True
-        return _describe(product, index, host)
+        if index >= (count := cuda.count_devices()):
+            what = f"there is no GPU {index}: {count} can be used"
+            raise BackendError(what, cure="choose another with --qdq-device")
+        gpu, settings = cuda.describe(index), gpu_settings(cuda.bus_id(index))
+        if cuda.is_exclusive(index):
+            raise BackendError(
+                "the GPU is in compute mode EXCLUSIVE_PROCESS, but engines that are compared are open in two processes",
+                cure="nvidia-smi --compute-mode=DEFAULT",
+            )
     except BackendError as error:
         if product.needs_gpu or not is_imported:
             cure = error.cure or product.install
             return DeviceState(why=error.what, install=cure, tensorrt=version, facts=facts)
         facts |= {"gpu": f"none: engines are built, not run ({error.what})", **host}
         return DeviceState(tensorrt=version, no_gpu=error.what, facts=facts)
-
-
-def _describe(product: Product, index: int, host: Mapping[str, str]) -> DeviceState:
-    """The state of a usable GPU with an imported product. Initializes CUDA; raises `BackendError` without a GPU."""
-    import tensorrt as trt
-
-    if index >= (count := cuda.count_devices()):
-        what = f"there is no GPU {index}: {count} can be used"
-        raise BackendError(what, cure="choose another with --qdq-device")
-    version, gpu, settings = trt.__version__, cuda.describe(index), gpu_settings(cuda.bus_id(index))
-    if cuda.is_exclusive(index):
-        raise BackendError(
-            "the GPU is in compute mode EXCLUSIVE_PROCESS, but engines that are compared are open in two processes",
-            cure="nvidia-smi --compute-mode=DEFAULT",
-        )
-    facts = {
+    version = str(sys.modules["tensorrt"].__version__)
+    facts |= {
         product.slug: version,
         "gpu": gpu.name,
         "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
@@ -212,10 +206,6 @@ def _describe(product: Product, index: int, host: Mapping[str, str]) -> DeviceSt
     return DeviceState(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
 
 
-def main(module: str, index: str) -> None:
-    """Print the result as one line of JSON."""
-    sys.stdout.write("\n" + json.dumps(to_data(find(PRODUCTS[module], int(index)))) + "\n")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    found = find(PRODUCTS[sys.argv[1]], int(sys.argv[2]))
+    sys.stdout.write(f"\n{json.dumps(to_data(found))}\n")

@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.arrays import Array
 from qdqspec._core.options import BackendOptions
 from qdqspec.backends._engine import BoundEngine, require_file
 from qdqspec.backends._source import read_source
@@ -28,10 +28,10 @@ from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt.build import OPTIONS, BuiltEngine, TimingOptions, build_engine
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.device import TENSORRT, DeviceState, look, parts
-from qdqspec.backends.tensorrt.layers import parse_layers
-from qdqspec.backends.tensorrt.log import open_log, refusals
+from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
+from qdqspec.backends.tensorrt.log import KERNELS, open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.run import Bound, Execution, check_feeds, ports_of
+from qdqspec.backends.tensorrt.run import Execution, ports_of
 from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
@@ -101,22 +101,22 @@ class TensorRt:
         return TensorRtEngine(model, options)
 
 
-class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
+class TensorRtEngine(BoundEngine[BuiltEngine, Execution]):
     """An engine on one GPU. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         import tensorrt as trt
 
-        self._log, logger = open_log()
+        self._log = open_log()
         self._log.clear()
         gpu = cuda.describe(options.device)
         found = DeviceState(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         free = cuda.memory()[0]
-        built = self._build(model, options, f"{found.slug}-tensorrt-{trt.__version__}", logger)
+        built = self._build(model, options, f"{found.slug}-tensorrt-{trt.__version__}")
         super().__init__(model, built)
         with refusals(self._log, "the engine could not be read", model):
             self._ports = ports_of(built.engine)
-            self.graph_hash = self._hash()
+            self.graph_hash = graph_hash(self._information(), model)
         self._shared.record({**built.facts, "graph_hash": self.graph_hash})
         self._stream = cuda.Stream()
         self._held = max(free - cuda.memory()[0], built.facts["plan_bytes"])
@@ -124,29 +124,24 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         # time to launch a run over its time on the device
         self._launches: deque[float] = deque(maxlen=_LAUNCHES)
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
-        self._runner: tuple[dict[str, Shape], Execution] | None = None
+        self._runner: Execution | None = None
 
-    def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
+    def _build(self, model: Path, options: BuildOptions, key: str) -> BuiltEngine:
         """Build and load the engine; ``key`` names the GPU and the version."""
         words = OPTIONS.of(options.extra)
         self._timing: TimingOptions = words
         self._log.verbose = words.verbose
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=words.timing_cache)
-        return build_engine(model, words, options.profiles, self._shared, self._log, logger)
-
-    def _hash(self) -> str:
-        return graph_hash(self._information(self._require_open().engine, None), self.model)
+        return build_engine(model, words, options.profiles, self._shared, self._log)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        check_feeds(self._ports, feeds, self.model)
-        shapes = {port.name: feeds[port.name].shape for port in self._ports if port.is_input}
-        if self._runner is None or self._runner[0] != shapes:
-            self._drop_runner()
-            self._runner = (shapes, self._open(feeds))
-        else:
-            self._runner[1].feed(feeds)
-        return self._runner[1].fetch()
+        if self._runner is None or not self._runner.feed(feeds):
+            if self._runner is not None:
+                self._runner.close()
+            self._runner = None  # until the next one is open
+            self._runner = self._open(feeds)
+        return self._runner.fetch()
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once.
@@ -156,20 +151,17 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         a note on the samples state the reason: times may then include the host's launch time.
         """
         free = cuda.memory()[0]
-        session = self._open(feeds, profile)
+        bound = self._open(feeds, profile)
         self._held += max(0, free - cuda.memory()[0])
         if (old := self._bound.pop(profile, None)) is not None:
             old.close()
-        bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
-        session.settle()
-        why = "switched off by tensorrt.cuda-graph"
+        self._bound[profile] = bound
         if self._timing.cuda_graph:
-            bound.graph, why = session.capture()
-            if bound.graph is None and not session.shapes_from_data:
-                session.settle()
-                bound.graph, why = session.capture()
-            if bound.graph is None:
-                bound.note = f"{NOT_CAPTURED}: {why}"
+            why = bound.capture()
+            bound.note = why and f"{NOT_CAPTURED}: {why}"
+        else:
+            bound.settle()
+            why = "switched off by tensorrt.cuda-graph"
         done = {"cuda_graph": bound.graph is not None, "why_not": why}
         self._shared.record({"model": self.model.name, "profile": profile, **done})
 
@@ -179,12 +171,10 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
         They are returned as wall times; there is no CPU time.
         """
         bound, stream = self._require_bound(profile), self._stream
-        graph = bound.graph
-        launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
         idle = time.perf_counter() - self._last_run > _IDLE_S  # turns of a race are short: no warm-up by time
         with refusals(self._log, "the model could not be timed", self.model):
-            cuda.warm_up(stream, launch, warmup, self._timing.warmup_ms if idle else 0.0)
-            timed = cuda.time_runs(stream, launch, runs)
+            cuda.warm_up(stream, bound.launch, warmup, self._timing.warmup_ms if idle else 0.0)
+            timed = cuda.time_runs(stream, bound.launch, runs)
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
         self._watch.observe()
@@ -200,11 +190,9 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
 
         Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
         """
-        feeds = self._require_bound(profile).feeds
-        engine = self._require_open().engine
-        with closing(self._open(feeds, profile)) as session:
+        with closing(self._open(self._require_bound(profile).feeds, profile)) as session:
             times = session.profile(_PROFILE_WARMUP, runs)
-            information = self._information(engine, session.context)
+            information = self._information(session.context)
         return parse_layers(information, times, model=read_source(self.model))
 
     def device_memory(self) -> tuple[int, int]:
@@ -218,28 +206,24 @@ class TensorRtEngine(BoundEngine[BuiltEngine, Bound]):
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""
         if self._native is not None:
-            for bound in self._bound.values():
-                bound.close()
-            self._drop_runner()
+            for opened in (*self._bound.values(), self._runner):
+                if opened is not None:
+                    opened.close()
             self._stream.close()
         super().close()
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Execution:
-        built = self._require_open()
-        check_feeds(self._ports, feeds, self.model)
-        given = built.engine, self._ports, feeds, self._stream, self._log, self.model
-        return Execution(*given, profile=profile, config=built.runtime_config)
+        given = self._ports, feeds, self._stream, self._log, self.model
+        return Execution(self._require_open(), *given, profile=profile)
 
-    def _drop_runner(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner[1].close()
-
-    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
-        """The inspector's information on the layers; with a context, for the shapes set there."""
+    def _information(self, context: trt.IExecutionContext | None = None) -> str:
+        """The inspector's information on the layers, with a context for the shapes set there; or the logged kernels."""
         import tensorrt as trt
 
-        inspector = engine.create_engine_inspector()
+        built = self._require_open()
+        if built.kernels:
+            return built.kernels
+        inspector = built.engine.create_engine_inspector()
         if context is not None:
             inspector.execution_context = context
         return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
@@ -252,6 +236,8 @@ def graph_hash(information: str, model: Path) -> str:
     kernels, on values that may differ. A part of the model reported as one opaque layer, by the names of its
     first and last node, may contain anything: then the model itself is hashed too.
     """
+    if information.startswith(KERNELS):
+        return kernel_list_hash(information)
     try:
         found: Any = json.loads(information, strict=False)
     except ValueError:

@@ -41,12 +41,8 @@ def read_exported(files: Sequence[Path], model: Model | None = None) -> Exported
         layers = parse_layers(text, timed, model=model)
     except BackendError as error:
         raise BackendError(error.what, where=graph, cure=error.cure or _EXPORT) from None
-    return Exported(
-        layers=layers,
-        has_times=timed is not None,
-        end_to_end_ms=_end_to_end(graph, times),
-        advice=_EXPORT,
-    )
+    total = _end_to_end(graph, times)
+    return Exported(layers=layers, has_times=timed is not None, end_to_end_ms=total, advice=_EXPORT)
 
 
 def _end_to_end(graph: Path, times: Path | None) -> float | None:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from qdqspec.backends._source import Source
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.ops import HEAVY
@@ -164,22 +165,21 @@ def kernel_list_hash(text: str) -> str:
 def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
     """The layers as reported by TensorRT, in execution order."""
     found = read_graph(graph_json).get("Layers", [])
-    return tuple(_layer(entry) for entry in found if isinstance(entry, str | Mapping))
-
-
-def _layer(entry: str | Json) -> Layer:
-    if isinstance(entry, str):
-        entry = _one_line(entry)
-    return Layer(
-        name=str(entry.get("Name", "")),
-        layer_type=str(entry.get("LayerType", "")),
-        origin=str(entry.get("Origin", "")),
-        metadata=str(entry.get("Metadata", "")),
-        inputs=_tensors(entry.get("Inputs")),
-        outputs=_tensors(entry.get("Outputs")),
-        constants=_tensors(entry.get("Constants")),
-        weights=_weight_type(entry),
-        tactic=str(entry.get("TacticName", "")),
+    entries = (_one_line(entry) if isinstance(entry, str) else entry for entry in found)
+    return tuple(
+        Layer(
+            name=str(entry.get("Name", "")),
+            layer_type=str(entry.get("LayerType", "")),
+            origin=str(entry.get("Origin", "")),
+            metadata=str(entry.get("Metadata", "")),
+            inputs=_tensors(entry.get("Inputs")),
+            outputs=_tensors(entry.get("Outputs")),
+            constants=_tensors(entry.get("Constants")),
+            weights=_weight_type(entry),
+            tactic=str(entry.get("TacticName", "")),
+        )
+        for entry in entries
+        if isinstance(entry, Mapping)
     )
 
 
@@ -327,24 +327,13 @@ class EngineNames:
 
     def __init__(self, model: Model | None = None) -> None:
         self._model = model
-        self._ops: dict[str, str] = {}
-        self._called: dict[str, str] = {}  # TensorRT's name of a node: the model's
-        self._base: dict[str, str] = {}
-        self._quantized: dict[str, str] = {}  # by node
-        self._tensors: set[str] = set()
-        for node in model.nodes if model else ():
-            self._ops[node.name] = node.op_type
-            self._called[node.name] = node.name
+        self._source = None if model is None else Source(model)
+        self._nodes = {} if model is None else model.by_name
+        self._called = {name: name for name in self._nodes}  # TensorRT's name of a node: the model's
+        for node in self._nodes.values():
             if not node.proto.name and node.outputs:  # the parser names it after its first output
                 self._called.setdefault(node.outputs[0], node.name)
                 self._called.setdefault(f"node_of_{node.outputs[0]}", node.name)
-            self._tensors.update(t for t in (*node.inputs, *node.outputs) if t)
-            if node.op_type in QDQ_OPS:
-                self._base[node.outputs[0]] = self._quantized[node.name] = self.base(node.inputs[0])
-
-    def base(self, tensor: str) -> str:
-        """The tensor before its pairs."""
-        return self._base.get(tensor, tensor)
 
     def of_layer(self, name: str, metadata: str) -> tuple[str, ...]:
         """Every node of a layer, pairs included: from its metadata, else from its own name."""
@@ -355,22 +344,24 @@ class EngineNames:
 
     def is_pair(self, node: str) -> bool:
         """Whether a node quantizes or dequantizes."""
-        return self._ops[node] in QDQ_OPS if node in self._ops else bool(_PAIR.search(node))
+        known = self._nodes.get(node)
+        return bool(_PAIR.search(node)) if known is None else known.op_type in QDQ_OPS
 
     def is_heavy(self, node: str) -> bool:
         """Whether a node of the model is a convolution, a matrix product, attention or a recurrent operator."""
-        return self._ops.get(node) in HEAVY
+        return node in self._nodes and self._nodes[node].op_type in HEAVY
 
-    def quantized(self, nodes: Iterable[str]) -> tuple[str, ...]:
+    def quantized(self, pairs: Iterable[str]) -> tuple[str, ...]:
         """The tensors that pairs of the model quantize, before these pairs."""
-        return tuple(dict.fromkeys(self._quantized[node] for node in nodes if node in self._quantized))
+        found = (self._nodes[pair] for pair in pairs if pair in self._nodes)
+        return self.tensors(node.inputs[0] for node in found if node.op_type in QDQ_OPS)
 
     def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of a layer's tensors that the model contains, before their pairs."""
-        if self._model:
-            found: Iterable[str] = (self.base(name) for name in names if name in self._tensors)
-        else:
+        if (source := self._source) is None:
             found = (name for name in names if name and not _INNER_TENSOR.search(name))
+        else:
+            found = (source.base(name) for name in names if name in source.tensors)
         return tuple(dict.fromkeys(found))
 
     def _from_name(self, name: str) -> Iterator[str]:

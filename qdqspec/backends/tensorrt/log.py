@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qdqspec.backends._engine import one_line
 from qdqspec.backends.trtexec.process import shortened
@@ -44,6 +44,7 @@ class Log:
     """The lines of one process, as pairs of TensorRT's severity letter (F, E, W, I, V) and the text."""
 
     def __init__(self) -> None:
+        self.logger: Any = None  # TensorRT's, which adds lines here
         self.verbose = False
         self.kernels = ""  # the last list of compiled kernels
         self._lines: deque[tuple[str, str]] = deque(maxlen=_KEPT)
@@ -119,8 +120,8 @@ def refusals(log: Log, what: str, model: Path) -> Iterator[None]:
 
 
 @cache
-def open_log() -> tuple[Log, trt.ILogger]:
-    """The log of this process and its TensorRT logger: TensorRT keeps the first logger that it was given."""
+def open_log() -> Log:
+    """The log of this process with its TensorRT logger: TensorRT keeps the first logger that it was given."""
     import tensorrt as trt
 
     log = Log()
@@ -132,4 +133,5 @@ def open_log() -> tuple[Log, trt.ILogger]:
         def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
             log.add(severity.name, msg)
 
-    return log, Logger()
+    log.logger = Logger()
+    return log

@@ -14,16 +14,12 @@ measured by this project. Conditions that an operator type cannot express:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 
 from qdqspec._core.hooks import Hook
-from qdqspec.backends.base import Capabilities
+from qdqspec.backends.base import Capabilities, labels_of
 from qdqspec.graph.ops import COPY_OPS
 from qdqspec.types import Kind
-
-_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
-_FULL: tuple[Kind, ...] = ("in+out",)
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 POOLING = ("AveragePool", "GlobalAveragePool")
@@ -33,10 +29,7 @@ MOVING = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(WEIGHTED + POOLING, _BOTH),
-    **dict.fromkeys(COMPUTING + MOVING, _FULL),
-}
+LABELS = labels_of(alone=WEIGHTED + POOLING, between=COMPUTING + MOVING)
 
 # Conv + BatchNormalization + Relu + Q is one kernel, so the Q is inserted after them.
 ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu"})
@@ -76,12 +69,9 @@ _NOT_ON = {"mxfp8": 12}  # major of the compute capability
 _GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopper", (10, 0): "Blackwell"}
 
 
-def capabilities(
-    gpu: tuple[int, int], version: tuple[int, int], supported: Collection[str] = FORMATS
-) -> Capabilities:
-    """The capabilities of TensorRT on a GPU of this compute capability, for the ``supported`` formats."""
-    formats = tuple(name for name in formats_for(gpu, version) if name in supported)
-    return capabilities_of(formats, lacking(gpu, version), LABELS, RULES)
+def capabilities(gpu: tuple[int, int], version: tuple[int, int]) -> Capabilities:
+    """The capabilities of TensorRT on a GPU of this compute capability."""
+    return capabilities_of(formats_for(gpu, version), lacking(gpu, version), LABELS, RULES)
 
 
 def capabilities_of(
@@ -147,7 +137,7 @@ def dotted(pair: tuple[int, int]) -> str:
 _LEAST = 16  # channels of a convolution, rows and columns of the second operand of a product
 _LEAST_KERNEL_IN_GROUPS = 3
 _MULTIPLE = 8
-_LARGEST_FP8_KERNEL = 32  # elements: kernels of at least this size are slower
+LARGEST_FP8_KERNEL = 31  # elements: larger ones, such as 7x7, have slower fp8 kernels
 
 
 def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: bool) -> bool:
@@ -167,16 +157,6 @@ def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: boo
     enough = max(made, read) >= _LEAST or first
     multiple = made % _MULTIPLE == 0 or read % _MULTIPLE == 0
     return not (multiple and enough and len(set(kernel)) <= 1)
-
-
-def too_large_for_fp8(weight: Sequence[int]) -> bool:
-    """Whether a convolution's kernel has 32 elements or more, as 7x7 has, for which fp8 kernels are slower."""
-    return kernel_elements(weight) >= _LARGEST_FP8_KERNEL
-
-
-def kernel_elements(weight: Sequence[int]) -> int:
-    """The number of elements of a convolution's kernel, for the shape of its weight."""
-    return prod(weight[2:])
 
 
 def is_one_line(result: Sequence[int | None] | None) -> bool:

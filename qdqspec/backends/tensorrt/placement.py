@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from qdqspec.backends.tensorrt import ops
 from qdqspec.graph.model import QDQ_OPS, Model, Node
@@ -30,23 +31,22 @@ def few_channel_conv(model: Model, units: Units) -> Units:
     """
 
     def excluded(unit: Unit, fmt: str) -> bool:
-        node, dims = model.by_name[unit.id], weight_shape(model, unit)
+        node, dims = model.by_name[unit.id], _weight_shape(model, unit)
         return len(dims) > 2 and ops.too_few_channels(
             dims, group=node.number("group", 1), fp8=fmt == FP8, first=node.inputs[0] in model.inputs
         )
 
-    return without_formats(units, excluded)
+    return _without_formats(units, excluded)
 
 
-def large_fp8_kernel(model: Model, units: Units) -> Units:
+def large_fp8_kernel(model: Model, units: Units, largest: int = ops.LARGEST_FP8_KERNEL) -> Units:
     """A convolution whose kernel has 32 elements or more, as 7x7 has, is not computed in fp8.
 
     Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: fp8 kernels of that size
     are missing or slower.
     """
-
-    return without_formats(
-        units, lambda unit, fmt: fmt == FP8 and ops.too_large_for_fp8(weight_shape(model, unit))
+    return _without_formats(
+        units, lambda unit, fmt: fmt == FP8 and prod(_weight_shape(model, unit)[2:]) > largest
     )
 
 
@@ -66,10 +66,10 @@ def small_gemm(model: Model, units: Units) -> Units:
             or ops.too_small_to_multiply(model.shape(node.inputs[1]))
         )
 
-    return without_formats(units, excluded)
+    return _without_formats(units, excluded)
 
 
-def without_formats(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
+def _without_formats(units: Units, excluded: Callable[[Unit, str], bool]) -> Units:
     """The units without those int8 and fp8 forms that a rule excludes."""
 
     def kept(unit: Unit) -> Unit:
@@ -81,7 +81,7 @@ def without_formats(units: Units, excluded: Callable[[Unit, str], bool]) -> Unit
     return tuple(kept(unit) for unit in units)
 
 
-def weight_shape(model: Model, unit: Unit) -> tuple[int, ...]:
+def _weight_shape(model: Model, unit: Unit) -> tuple[int, ...]:
     """The shape of a convolution's constant weight; empty for other operators and weights."""
     node = model.by_name[unit.id]
     index = weight_input(model, node) if unit.op_type == "Conv" else None
@@ -312,7 +312,7 @@ def fp8_operators(model: Model, units: Units) -> Units:
             return fmt == FP8 and _weighted_side(model, makers, unit) is None
         return fmt == FP8 and unit.op_type not in _FP8_OPERATORS
 
-    return without_formats(units, excluded)
+    return _without_formats(units, excluded)
 
 
 # ---- residual Add -------------------------------------------------------------------------------

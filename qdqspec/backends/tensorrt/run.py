@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qdqspec._core.arrays import Array, Shape
-from qdqspec.backends.tensorrt.build import choose_profile
-from qdqspec.backends.tensorrt.cuda import (
-    CudaError,
-    DeviceBuffer,
-    Graph,
-    HostBuffer,
-    Stream,
-    download,
-    upload,
-)
+from qdqspec.backends.tensorrt import cuda
+from qdqspec.backends.tensorrt.build import BuiltEngine, choose_profile
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
 
@@ -77,69 +69,77 @@ def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
     return tuple(ports)
 
 
-def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path) -> None:
-    """Raise `BackendError` with the inputs that are missing or of another type or rank. Types are never converted."""
-    for port in ports:
-        if not port.is_input:
-            continue
-        if port.name not in feeds:
-            raise BackendError(f"no value is given for input '{port.name}'", where=model)
-        value = feeds[port.name]
-        if value.dtype != port.dtype or value.ndim != len(port.shape):
-            raise BackendError(
-                f"input '{port.name}' takes {port.dtype} of rank {len(port.shape)}, not {value.dtype} of rank "
-                f"{value.ndim}",
-                where=model,
-                cure="feed arrays of the model's types and ranks",
-            )
-
-
 class Execution:
     """One execution context with inputs on the device, ready for repeated runs.
 
     ``profile`` is the optimization profile to run with; by default the first that accepts the shapes of the inputs.
-    ``config`` is the runtime's configuration of the context, if it needs one.
     """
 
     def __init__(
         self,
-        engine: trt.ICudaEngine,
+        built: BuiltEngine,
         ports: tuple[Port, ...],
         feeds: Mapping[str, Array],
-        stream: Stream,
+        stream: cuda.Stream,
         log: Log,
         model: Path,
         *,
         profile: int | None = None,
-        config: Any = None,
     ) -> None:
-        self._config = config
+        self.feeds = dict(feeds)
+        self.graph: cuda.Graph | None = None  # the run, once it is captured
+        self.note = ""  # why its times may be unreliable
         self._stream = stream
         self._log = log
         self._model = model
-        self._profile = profile
         self._inputs = tuple(port for port in ports if port.is_input)
         self._outputs = tuple(port for port in ports if not port.is_input)
-        self._device: dict[str, DeviceBuffer] = {}
-        self._host: dict[str, HostBuffer] = {}
+        self._device: dict[str, cuda.DeviceBuffer] = {}
+        self._host: dict[str, cuda.HostBuffer] = {}
         self._allocators: dict[str, Any] = {}
         self.context: trt.IExecutionContext | None = None
-        check_feeds(ports, feeds, model)
+        self._check(feeds)
+        values = {port.name: np.asarray(feeds[port.name], order="C") for port in self._inputs}
         try:
             with refusals(log, _CANNOT_RUN, model):
-                self._open(engine, {p.name: np.asarray(feeds[p.name], order="C") for p in self._inputs})
+                self._open(built, values, profile)
         except BaseException:
             self.close()
             raise
 
-    def feed(self, feeds: Mapping[str, Array]) -> None:
-        """Copy other values of the same shapes to the device."""
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        """Raise `BackendError` with an input that is missing or of another type or rank. Types are never converted."""
+        for port in self._inputs:
+            if port.name not in feeds:
+                raise BackendError(f"no value is given for input '{port.name}'", where=self._model)
+            value = feeds[port.name]
+            if value.dtype != port.dtype or value.ndim != len(port.shape):
+                raise BackendError(
+                    f"input '{port.name}' takes {port.dtype} of rank {len(port.shape)}, not {value.dtype} of rank "
+                    f"{value.ndim}",
+                    where=self._model,
+                    cure="feed arrays of the model's types and ranks",
+                )
+
+    def feed(self, feeds: Mapping[str, Array]) -> bool:
+        """Copy other values of the same shapes to the device; nothing is copied, and false returned, for others."""
+        self._check(feeds)
+        if any(feeds[port.name].shape != self.feeds[port.name].shape for port in self._inputs):
+            return False
         for port in self._inputs:
             staged = self._host[port.name]
             staged.view(port.dtype, feeds[port.name].shape)[...] = feeds[port.name]
             if not port.on_host:
-                upload(self._device[port.name], staged, self._stream)
+                cuda.copy(self._device[port.name], staged, self._stream)
         self._stream.synchronize()
+        return True
+
+    def launch(self) -> None:
+        """Enqueue one run on the stream, as a CUDA graph if it was captured."""
+        if self.graph is None:
+            self.enqueue()
+        else:
+            self.graph.launch(self._stream)
 
     def enqueue(self) -> None:
         """Enqueue one run on the stream."""
@@ -159,24 +159,24 @@ class Execution:
             self.enqueue()
             self._stream.synchronize()
 
-    @property
-    def shapes_from_data(self) -> bool:
-        """Whether an output's size is known only during a run; such a run cannot be captured."""
-        return bool(self._allocators)
+    def capture(self) -> str:
+        """Capture the run as a CUDA graph, after a run; returns the reason if it cannot be captured.
 
-    def capture(self) -> tuple[Graph | None, str]:
-        """The run as a CUDA graph, or the reason why it cannot be captured. `settle` must be called before.
-
-        Loops, conditionals and data-dependent shapes cannot be captured.
+        Loops, conditionals and data-dependent shapes cannot be captured. There is a second attempt for other reasons.
         """
-        if self.shapes_from_data:
-            return None, f"the shape of output {', '.join(self._allocators)} depends on data"
-        try:
-            return self._stream.capture(self.enqueue), ""
-        except BackendError as error:
-            if isinstance(error, CudaError) and error.out_of_memory:
-                raise
-            return None, error.what
+        why = ""
+        for _ in range(2):
+            self.settle()
+            if self._allocators:  # the size of an output is known only during a run
+                return f"the shape of output {', '.join(self._allocators)} depends on data"
+            try:
+                self.graph = self._stream.capture(self.enqueue)
+                return ""
+            except BackendError as error:
+                if isinstance(error, cuda.CudaError) and error.out_of_memory:
+                    raise
+                why = error.what
+        return why
 
     def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
         """Mean milliseconds of every layer in order of execution, as trtexec exports them; names may repeat.
@@ -190,7 +190,7 @@ class Execution:
             for number in range(warmup + runs):
                 if number == warmup:
                     profiler.runs.clear()
-                profiler.begin()
+                profiler.runs.append([])
                 self.enqueue()
                 self._stream.synchronize()
         names = [name for name, _ in profiler.runs[-1]] if profiler.runs else []
@@ -200,25 +200,25 @@ class Execution:
         return [{"name": name, "averageMs": mean} for name, mean in zip(names, means, strict=True)]
 
     def close(self) -> None:
-        """Free context and buffers; closing twice has no effect."""
+        """Free graph, context and buffers; closing twice has no effect."""
+        if self.graph is not None:
+            self.graph.close()
         self.context = None
-        for allocator in self._allocators.values():
-            allocator.close()
-        self._allocators.clear()
-        for buffers in (self._device, self._host):
-            for buffer in buffers.values():
-                buffer.close()
-            buffers.clear()
+        every: tuple[dict[str, Any], ...] = (self._allocators, self._device, self._host)
+        for opened in every:
+            for each in opened.values():
+                each.close()
+            opened.clear()
 
     # ---- opening --------------------------------------------------------------------------------
 
-    def _open(self, engine: trt.ICudaEngine, feeds: Mapping[str, Array]) -> None:
+    def _open(self, built: BuiltEngine, feeds: Mapping[str, Array], profile: int | None) -> None:
         import tensorrt as trt
 
         shapes = {name: value.shape for name, value in feeds.items()}
-        index = choose_profile(engine, shapes, self._model, only=self._profile)
-        create = engine.create_execution_context
-        context = create() if self._config is None else create(self._config)
+        index = choose_profile(built.engine, shapes, self._model, only=profile)
+        create, config = built.engine.create_execution_context, built.runtime_config
+        context = create() if config is None else create(config)
         if context is None:
             raise self._log.failure("TensorRT could not prepare the engine to run", self._model)
         self.context = context
@@ -226,10 +226,10 @@ class Execution:
         self._require(context.set_optimization_profile_async(index, self._stream.handle), "its shapes")
         for port in self._inputs:
             value = feeds[port.name]
-            self._host[port.name] = HostBuffer(value.nbytes)
+            self._host[port.name] = cuda.HostBuffer(value.nbytes)
             address = self._host[port.name].address
             if not port.on_host:
-                self._device[port.name] = DeviceBuffer(value.nbytes)
+                self._device[port.name] = cuda.DeviceBuffer(value.nbytes)
                 address = self._device[port.name].address
             named = f"input '{port.name}'"
             self._require(context.set_input_shape(port.name, value.shape), f"the shape of {named}")
@@ -244,8 +244,8 @@ class Execution:
                 self._require(context.set_output_allocator(port.name, allocator), f"memory for '{port.name}'")
                 continue
             size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            self._host[port.name] = HostBuffer(size)
-            self._device[port.name] = DeviceBuffer(size)
+            self._host[port.name] = cuda.HostBuffer(size)
+            self._device[port.name] = cuda.DeviceBuffer(size)
             address = self._device[port.name].address
             self._require(context.set_tensor_address(port.name, address), f"output '{port.name}'")
 
@@ -262,27 +262,11 @@ class Execution:
             else:
                 source, shape = allocator.buffer, allocator.shape
                 size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                staged = opened.enter_context(contextlib.closing(HostBuffer(size)))
+                staged = opened.enter_context(contextlib.closing(cuda.HostBuffer(size)))
             if staged.size_bytes:
-                download(staged, source, self._stream)
+                cuda.copy(staged, source, self._stream)
                 self._stream.synchronize()
             return np.array(staged.view(port.dtype, shape))
-
-
-@dataclass(slots=True)
-class Bound:
-    """Timed inputs: their session on the device, and the run as a CUDA graph if it could be captured."""
-
-    session: Execution
-    feeds: Mapping[str, Array]
-    graph: Graph | None = None
-    note: str = ""  # why there is no graph although one was requested
-
-    def close(self) -> None:
-        """Free graph and session."""
-        if self.graph is not None:
-            self.graph.close()
-        self.session.close()
 
 
 @cache
@@ -295,9 +279,6 @@ def _profiler_type() -> type:
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
             self.runs: list[list[tuple[str, float]]] = []
-
-        def begin(self) -> None:
-            self.runs.append([])
 
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             self.runs[-1].append((layer_name, float(ms)))
@@ -314,7 +295,7 @@ def _allocator_type() -> type:
 
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
-            self.buffer: DeviceBuffer | None = None
+            self.buffer: cuda.DeviceBuffer | None = None
             self.shape: Shape = ()
 
         def reallocate_output_async(
@@ -328,8 +309,8 @@ def _allocator_type() -> type:
             if self.buffer is None or self.buffer.size_bytes < size:
                 self.close()
                 try:
-                    self.buffer = DeviceBuffer(size)
-                except CudaError:
+                    self.buffer = cuda.DeviceBuffer(size)
+                except cuda.CudaError:
                     return 0  # TensorRT's value for no memory; an exception must not propagate through it
             return self.buffer.address
 

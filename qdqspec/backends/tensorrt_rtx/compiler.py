@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qdqspec._core.options import ValueType, declare, option
 from qdqspec._core.registry import did_you_mean
@@ -126,24 +126,15 @@ _QUOTED = 2  # lines of the log in a refusal
 CURRENT = "CURRENT"  # the GPU of this machine, in the API's names of compute capabilities
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """An engine for some compute capabilities: ``kernels`` is the list of the compiled kernels, as logged."""
+class Compiled(NamedTuple):
+    """An engine for some compute capabilities, the list of its kernels as logged, and the facts of its build."""
 
     plan: trt.IHostMemory
     kernels: str
-    warnings: tuple[str, ...]
-    seconds: float
+    facts: dict[str, Any]
 
 
-def compile_model(
-    model: Path,
-    words: RtxOptions,
-    options: BuildOptions,
-    log: Log,
-    logger: trt.ILogger,
-    capabilities: Sequence[str],
-) -> Compiled:
+def compile_model(model: Path, options: BuildOptions, log: Log, capabilities: Sequence[str]) -> Compiled:
     """Build a model for compute capabilities.
 
     Raises `BackendError` with the compiler's words, the node that they name, and the capabilities that refuse.
@@ -157,11 +148,19 @@ def compile_model(
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             return " | ".join(log.errors[-_QUOTED:]) or "the compiler gave no reason"
-        seconds = round(time.perf_counter() - started, 3)
-        return Compiled(plan=plan, kernels=log.kernels, warnings=log.warnings, seconds=seconds)
+        facts = {
+            "model": model.name,
+            "for": list(names),
+            "seconds": round(time.perf_counter() - started, 3),
+            "plan_bytes": int(plan.nbytes),
+            "warnings": list(log.warnings),
+        }
+        return Compiled(plan, log.kernels, facts)
 
+    words = OPTIONS.of(options.extra)
+    log.verbose = words.verbose
     with refusals(log, _CANNOT_BUILD, model):
-        builder, network, config = open_network(model, words.plugins, options.profiles, log, logger)
+        builder, network, config = open_network(model, words.plugins, options.profiles, log)
         whole = built(capabilities)
         if isinstance(whole, Compiled):
             return whole

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import write_whole
@@ -26,20 +26,11 @@ from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import open_log
 from qdqspec.backends.tensorrt.run import Execution
-from qdqspec.backends.tensorrt_rtx.compiler import (
-    CURRENT,
-    DEFAULT,
-    OPTIONS,
-    Compiled,
-    compile_model,
-    compute_capability,
-)
+from qdqspec.backends.tensorrt_rtx import compiler
+from qdqspec.backends.tensorrt_rtx.compiler import CURRENT, OPTIONS
 from qdqspec.backends.tensorrt_rtx.ops import capabilities
 from qdqspec.errors import BackendError
 from qdqspec.types import LayerTime, Samples
-
-if TYPE_CHECKING:
-    import tensorrt as trt
 
 
 class TensorRtRtx(TensorRt):
@@ -57,7 +48,9 @@ class TensorRtRtx(TensorRt):
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """The formats that all requested compute capabilities support, or those of the GPU where engines run."""
         targets = built_for(options)
-        wanted = [compute_capability(name) for name in targets] or [look(RTX, options.device).capability]
+        wanted = [compiler.compute_capability(name) for name in targets] or [
+            look(RTX, options.device).capability
+        ]
         return replace(capabilities(wanted), runs=not targets, has_clock=not targets)
 
     def _built(self, model: Path, options: BuildOptions) -> Engine:
@@ -70,7 +63,7 @@ class TensorRtRtx(TensorRt):
 def built_for(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that engines are only built for; none if they run on the GPU here."""
     wanted = OPTIONS.of(options.extra).for_
-    return wanted or (DEFAULT if look(RTX, options.device).no_gpu else ())
+    return wanted or (compiler.DEFAULT if look(RTX, options.device).no_gpu else ())
 
 
 class CompiledEngine:
@@ -78,15 +71,12 @@ class CompiledEngine:
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
-        words = OPTIONS.of(options.extra)
-        log, logger = open_log()
-        log.verbose = words.verbose
         targets = built_for(options)
-        compiled = compile_model(model, words, options, log, logger, targets)
+        compiled = compiler.compile_model(model, options, open_log(), targets)
         self._kernels = compiled.kernels
         self.graph_hash = kernel_list_hash(self._kernels)
         shared = Shared(options.state, f"{RTX.module}-{'-'.join(targets)}".lower())
-        shared.record({**_facts(model, compiled, targets), "graph_hash": self.graph_hash})
+        shared.record({**compiled.facts, "graph_hash": self.graph_hash})
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - nothing runs
         """The compiled kernels in names of the model without Q/DQ; their times are 0."""
@@ -123,16 +113,13 @@ class RtxEngine(TensorRtEngine):
     runtime cache that the builds of one run share. `bind` runs the model until two contexts take equally long.
     """
 
-    def _build(self, model: Path, options: BuildOptions, key: str, logger: trt.ILogger) -> BuiltEngine:
+    def _build(self, model: Path, options: BuildOptions, key: str) -> BuiltEngine:
         import tensorrt as trt
 
-        words = OPTIONS.of(options.extra)
-        self._timing = words
-        self._log.verbose = words.verbose
+        self._timing = OPTIONS.of(options.extra)
         self._shared = Shared(options.state, key, fresh=options.fresh)
-        compiled = compile_model(model, words, options, self._log, logger, (CURRENT,))
-        self._kernels = compiled.kernels
-        runtime = trt.Runtime(logger)
+        compiled = compiler.compile_model(model, options, self._log, (CURRENT,))
+        runtime = trt.Runtime(self._log.logger)
         engine = runtime.deserialize_cuda_engine(compiled.plan)
         if engine is None:
             raise self._log.failure("TensorRT for RTX could not load the engine it built", model)
@@ -145,15 +132,21 @@ class RtxEngine(TensorRtEngine):
         if self._cache_file is not None and self._cache_file.is_file():
             cache.deserialize(self._cache_file.read_bytes())  # one of another driver or GPU is ignored
         config.set_runtime_cache(cache)
-        facts, notes = _facts(model, compiled, (CURRENT,)), self._log.notes
-        return BuiltEngine(engine=engine, runtime=runtime, runtime_config=config, facts=facts, notes=notes)
+        return BuiltEngine(
+            engine=engine,
+            runtime=runtime,
+            runtime_config=config,
+            kernels=compiled.kernels,
+            facts=compiled.facts,
+            notes=self._log.notes,
+        )
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs as `TensorRtEngine.bind` does, and warm up until a second context agrees with the first."""
         super().bind(feeds, profile)
         bound = self._bound[profile]
         with closing(self._open(feeds, profile)) as second:
-            bound.note = bound.note or self._warmed_up(bound.session, second)
+            bound.note = bound.note or self._warmed_up(bound, second)
         if self._cache_file is not None:
             cache = self._require_open().runtime_config.get_runtime_cache()
             write_whole(self._cache_file, bytes(cache.serialize()), what="the runtime cache")
@@ -180,22 +173,6 @@ class RtxEngine(TensorRtEngine):
             if apart <= agreement:
                 return ""
         return f"two contexts of the engine differ by {apart:.0%} after {2 * rounds * runs} runs"
-
-    def _hash(self) -> str:
-        return kernel_list_hash(self._kernels)
-
-    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:  # noqa: ARG002
-        return self._kernels
-
-
-def _facts(model: Path, compiled: Compiled, capabilities: tuple[str, ...]) -> dict[str, object]:
-    return {
-        "model": model.name,
-        "for": list(capabilities),
-        "seconds": compiled.seconds,
-        "plan_bytes": int(compiled.plan.nbytes),
-        "warnings": list(compiled.warnings),
-    }
 
 
 backend = TensorRtRtx

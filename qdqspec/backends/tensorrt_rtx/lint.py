@@ -8,17 +8,17 @@ that its compiler does not have. Importing the module registers the rules, and t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint import numbers, operators
+from qdqspec.backends.tensorrt.lint import numbers, operators, placement
 from qdqspec.backends.tensorrt.lint.operators import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
-from qdqspec.backends.tensorrt.placement import attentions
-from qdqspec.backends.tensorrt_rtx.ops import FORMATS, too_large_for_fp8
+from qdqspec.backends.tensorrt_rtx.ops import FORMATS, LARGEST_FP8_KERNEL
 from qdqspec.qdq.lint.rules import Hit, also_for, rule
-from qdqspec.qdq.lint.view import LAYOUT, View, type_name
+from qdqspec.qdq.lint.view import View, type_name
 
 TARGETS = ("tensorrt-rtx-1",)
 _FOREIGN_IMPORTED = ("MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -33,16 +33,10 @@ def _foreign_operators(view: View) -> Iterator[Hit]:
             yield node, problem
 
 
-def _large_kernels(view: View) -> Iterator[Hit]:
-    """A convolution with an fp8 weight and a kernel of more than 32 elements."""
-    return operators.fp8_kernels(view, too_large_for_fp8)
-
-
 def _lacking_formats(view: View) -> Iterator[Hit]:
     """Formats in the model that the given compute capability does not build."""
-    if view.capability is None:
-        return iter(())
-    return operators.formats_but(view, [name for name, first in _BUILDS.items() if view.capability >= first])
+    gpu = view.capability or (0, 0)
+    return operators.formats_but(view, [name for name, first in _BUILDS.items() if gpu >= first])
 
 
 def _newer_formats(view: View) -> Iterator[Hit]:
@@ -50,22 +44,6 @@ def _newer_formats(view: View) -> Iterator[Hit]:
     for fmt, count in operators.pair_formats(view).items() if view.capability is None else ():
         if fmt != "int8":
             yield None, f"{count} pairs are {fmt}: compute capability {dotted(_BUILDS[fmt])} or above"
-
-
-def _attention_without_result(view: View) -> Iterator[Hit]:
-    """A Softmax whose two MatMuls have some, but not all, of their inputs and the result quantized."""
-    for attention in attentions(view.model):
-        before, after = attention.scores, attention.mixed
-        made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
-        result = view.fused(after, LAYOUT)[-1].outputs[0]
-        count = sum(dq is not None for dq in made)
-        if count == len(made) and not view.quantizers(result):
-            yield attention.softmax, f"the result of '{after.name}' is not quantized"
-        elif 0 < count < len(made):
-            yield (
-                attention.softmax,
-                f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized",
-            )
 
 
 def _transposed(view: View) -> Iterator[Hit]:
@@ -129,13 +107,17 @@ _held(
 _held("TRT053", "importers are found by the operator's type")
 _held("TRT060", "it is refused for its rank, its block, or an unknown extent")
 _held("TRT030", "the kernel is one of float")
-_held("TRT041", "fp8 kernels exist up to 32 elements, others are of float", find=_large_kernels)
+_held(
+    "TRT041",
+    "fp8 kernels exist up to 32 elements, others are of float",
+    find=partial(operators.fp8_kernels, largest=LARGEST_FP8_KERNEL),
+)
 _held(
     "TRT043",
     "an attention is one kernel with pairs on queries, keys, values, Softmax and the result; in fp8 on a float16 model "
     "the result needs none",
     cure="quantize Q, K, V, the Softmax and the result of the second MatMul, or none of them",
-    find=_attention_without_result,
+    find=partial(placement.attentions_in_part, with_result=True),
 )
 _held(
     "TRT055",

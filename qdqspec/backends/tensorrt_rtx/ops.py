@@ -12,7 +12,7 @@ It differs from TensorRT (`qdqspec.backends.tensorrt.ops`):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from qdqspec._core.hooks import Hook
@@ -38,7 +38,7 @@ RULES: dict[str, Hook] = {
     **{name: ops.RULES[name] for name in ("transpose-to-matmul", "skip-side-of-residual-add")},
 }
 
-_LARGEST_FP8_KERNEL = 32  # elements
+LARGEST_FP8_KERNEL = 32  # elements
 
 # The first compute capability with kernels of a format.
 FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (8, 0), "nvfp4": (12, 0)}
@@ -46,7 +46,7 @@ FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (8
 
 def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:
     """The capabilities of TensorRT for RTX in engines for all of these compute capabilities."""
-    lacking = {name: why for name in FORMATS if (why := why_not(name, compute))}
+    lacking = {name: why for name in FORMATS if (why := _why_not(name, compute))}
     formats = tuple(name for name in FORMATS if name not in lacking)
     pool: dict[str, tuple[Kind, ...]] = (
         {"GlobalAveragePool": ("in+out",)} if min(compute) >= _POOL_SINCE else {}
@@ -56,18 +56,13 @@ def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:
     return replace(can, labels_of={"fp8": in_fp8})
 
 
-def why_not(name: str, compute: Collection[tuple[int, int]]) -> str:
+def _why_not(name: str, compute: Collection[tuple[int, int]]) -> str:
     """The reason why engines for these compute capabilities have no kernels of a format; empty if they have."""
     older = sorted(gpu for gpu in compute if gpu < FORMATS[name])
     if not older:
         return ""
     first, oldest = ops.dotted(FORMATS[name]), ops.dotted(older[0])
     return f"{name} needs compute capability {first}, and engines are for {oldest} too"
-
-
-def too_large_for_fp8(weight: Sequence[int]) -> bool:
-    """Whether a convolution's kernel has more than 32 elements, for which there is no fp8 kernel."""
-    return ops.kernel_elements(weight) > _LARGEST_FP8_KERNEL
 
 
 # ---- placement rules that differ from those of TensorRT --------------------------------------------
@@ -78,10 +73,7 @@ def large_fp8_kernel(model: Model, units: Units) -> Units:
 
     Source: 1x32, 2x16 and 4x8 are computed in fp8; 1x33, 3x11, 2x17 and 5x7 in float.
     """
-    return placement.without_formats(
-        units,
-        lambda unit, fmt: fmt == placement.FP8 and too_large_for_fp8(placement.weight_shape(model, unit)),
-    )
+    return placement.large_fp8_kernel(model, units, LARGEST_FP8_KERNEL)
 
 
 def whole_attention(model: Model, units: Units) -> Units:

@@ -24,7 +24,7 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.tensorrt.build import trtexec_option
 from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
-from qdqspec.backends.tensorrt.ops import capabilities, formats_for
+from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
 from qdqspec.backends.trtexec.process import Report, Tool
@@ -72,16 +72,16 @@ class Trtexec:
             tool = process.require_tool()
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=error.cure or process.INSTALL)
-        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
+        facts = {"trtexec": tool.path, "TensorRT": tool.release, **gpu_facts(_gpu_index(options))}
         if tool.version[0] < _OLDEST:
-            why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
+            why = f"TensorRT {tool.release} is too old: networks cannot be strongly typed before 10"
             return Availability(usable=False, why=why, install=process.INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
         facts = gpu_facts(_gpu_index(options))
-        version = "unknown" if process.find_trtexec() is None else _version_text(process.require_tool())
+        version = "unknown" if process.find_trtexec() is None else process.require_tool().release
         gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
         capability = facts.get("compute capability", "").replace(".", "")
         product = f"{gpu}-sm{capability}" if capability else gpu
@@ -90,11 +90,12 @@ class Trtexec:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """Those of TensorRT: symmetric, biases in float, by compute capability."""
-        capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
-        found = capabilities(capability, version, _FORMATS)
-        others = (name for name in formats_for(capability, version) if name not in _FORMATS)
+        version = process.require_tool().version[:2] if process.find_trtexec() else (0, 0)
+        found = capabilities(capability_of(gpu_facts(_gpu_index(options))), version)
+        others = [name for name in found.formats if name not in _FORMATS]
         elsewhere = {name: f"{name} goes through backend tensorrt" for name in others}
-        return replace(found, lacking={**found.lacking, **elsewhere})
+        formats = tuple(name for name in found.formats if name in _FORMATS)
+        return replace(found, formats=formats, lacking={**found.lacking, **elsewhere})
 
     def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
         """Build an engine file in a temporary folder."""
@@ -227,14 +228,6 @@ def replay_command(model: Model, file: str, options: BuildOptions) -> str:
     given = {word.partition("=")[0] for word in own}
     words = [word for word in (*words, *process.MEASURING) if word.partition("=")[0] not in given]
     return shlex.join(["trtexec", *words, *own])
-
-
-def _version() -> tuple[int, int]:
-    return process.require_tool().version[:2] if process.find_trtexec() else (0, 0)
-
-
-def _version_text(tool: Tool) -> str:
-    return ".".join(map(str, tool.version))
 
 
 def _gpu_index(options: BuildOptions) -> int:

@@ -183,6 +183,11 @@ class Tool:
     path: str
     version: tuple[int, int, int]
 
+    @property
+    def release(self) -> str:
+        """The version as text: ``10.16.1``."""
+        return ".".join(map(str, self.version))
+
     def run(self, arguments: Sequence[str], *, model: Path, seconds: float) -> Report:
         """Run it and return its report. Raises `BackendError` with the most specific reason if it does not succeed.
 

@@ -41,6 +41,11 @@ MASKED = (
 )
 
 
+MAC = (
+    "machdep.cpu.brand_string: Apple M2 Pro\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "machine", "slug", "saturates"),
     [
@@ -51,25 +56,14 @@ MASKED = (
         pytest.param(RASPBERRY, "aarch64", "aarch64-0x41-0xd08-neon", False, id="arm-without-dot-product"),
         pytest.param(ALDER_LAKE, "x86_64", "intel-core-i7-12700k-avx-vnni", False, id="avx-vnni"),
         pytest.param(MASKED, "x86_64", "intel-xeon-avx512", True, id="avx512-replaces-avx-vnni"),
+        pytest.param(MAC, "mac", "apple-m2-pro-neon-dotprod", False, id="mac"),
     ],
 )
-def test_name_and_saturation_of_linux_processors(text: str, machine: str, slug: str, saturates: bool) -> None:
-    cpu = _cpu.cpu_from_cpuinfo(text, 4, machine=machine)
+def test_name_and_saturation_of_processors(text: str, machine: str, slug: str, saturates: bool) -> None:
+    is_mac = machine == "mac"
+    cpu = _cpu.cpu_from_sysctl(text, 8) if is_mac else _cpu.cpu_from_cpuinfo(text, 4, machine=machine)
     assert cpu.slug == slug
     assert cpu.saturates is saturates
-
-
-def test_name_and_saturation_of_a_mac_processor() -> None:
-    text = "machdep.cpu.brand_string: Apple M2 Pro\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
-    cpu = _cpu.cpu_from_sysctl(text, 8)
-    assert cpu.slug == "apple-m2-pro-neon-dotprod"
-    assert not cpu.saturates
-
-
-def test_saturation_of_an_unknown_processor_is_not_known() -> None:
-    cpu = _cpu.Cpu(product="", flags=frozenset(), cores=1)
-    assert cpu.saturates is None
-    assert cpu.int8_text(saturates=True).startswith("not known")
 
 
 @given(st.text())
@@ -84,11 +78,6 @@ HASWELL = Cpu(product="Haswell", flags=frozenset({"sse2", "avx2"}), cores=1)
 ICE_LAKE = Cpu(product="Ice Lake", flags=frozenset({"avx2", "avx512bw", "avx512_vnni"}), cores=1)
 UNKNOWN = Cpu(product="", flags=frozenset(), cores=1)
 CONTRARY = ", as computed here, although the processor's flags mean the opposite"
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr(ops, "_measured", lambda: request.param)
 
 
 def test_capabilities_agree_with_a_quantized_convolution(tmp_path: Path) -> None:
@@ -113,20 +102,14 @@ def test_capabilities_agree_with_a_quantized_convolution(tmp_path: Path) -> None
         (None, HASWELL, True, "AVX2 without VNNI (u8 x s8 saturates: 7-bit weights)"),
         (None, UNKNOWN, True, "not known (u8 x s8 saturates: 7-bit weights)"),
     ],
-    indirect=["computed"],
 )
 def test_the_computed_overflow_takes_precedence_over_processor_flags(
-    computed: None, cpu: Cpu, expected: bool, text: str
+    monkeypatch: pytest.MonkeyPatch, computed: bool | None, cpu: Cpu, expected: bool, text: str
 ) -> None:
+    """Without ONNX Runtime nothing is computed."""
+    if computed is None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    found = ops._measured.__wrapped__() if computed is None else computed
+    monkeypatch.setattr(ops, "_measured", lambda: found)
     assert ops.overflows(cpu) is expected
     assert ops.describe(cpu) == text
-
-
-def test_without_onnxruntime_processor_flags_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    ops._measured.cache_clear()
-    try:
-        assert ops.overflows(HASWELL)
-        assert not ops.overflows(ICE_LAKE)
-    finally:
-        ops._measured.cache_clear()

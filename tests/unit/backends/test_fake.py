@@ -101,6 +101,5 @@ def test_a_dequantized_constant_node_builds(tmp_path: Path) -> None:
     text = """g (float[2] x) => (float[2] y) {
         q = Constant<value = int8[2] {3, -4}>()  s = Constant<value = float {0.5}>()
         d = DequantizeLinear(q, s)  y = Sub(x, d) }"""
-    engine = build(saved(tmp_path / "stored.onnx", text))
-    engine.bind({"x": np.zeros(2, np.float32)})
-    assert ("q",) in {layer.tensors for layer in engine.layers()}
+    layers = build(saved(tmp_path / "stored.onnx", text)).layers()
+    assert ("q",) in {layer.tensors for layer in layers}

@@ -1,4 +1,4 @@
-"""The engines of ONNX Runtime and OpenVINO in this process: output, errors, copies of inputs, clocks."""
+"""The engines of ONNX Runtime, of its Web build and of OpenVINO: output, errors, copies of inputs, clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from installed import require_openvino
+from installed import require_openvino, require_web
+from onnx.reference import ReferenceEvaluator
+from operator_models import Graph
 
 from qdqspec.backends.base import BuildOptions, backend_named
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -22,8 +24,7 @@ Build = Callable[..., Any]
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def name(request: pytest.FixtureRequest) -> str:
-    if request.param == "openvino":
-        require_openvino()
+    {"openvino": require_openvino, "onnxruntime-web": require_web}.get(request.param, lambda: None)()
     return str(request.param)
 
 
@@ -66,6 +67,10 @@ def test_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+EVERY = pytest.mark.parametrize("name", ["onnxruntime", "openvino", "onnxruntime-web"], indirect=True)
+
+
+@EVERY
 def test_the_error_of_a_refused_model_is_one_line_with_reason_file_and_cure(
     build: Build, tmp_path: Path
 ) -> None:
@@ -105,3 +110,22 @@ def test_a_library_that_cannot_be_loaded_is_named(name: str, build: Build, tmp_p
     with pytest.raises(BackendError, match="could not be loaded") as caught:
         build(small_model(), extra={f"{name}.plugins": str(library)})
     assert caught.value.where == str(library)
+
+
+@EVERY
+@pytest.mark.parametrize("zero", [0, 128])
+@pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
+def test_products_are_exact_with_the_weights_that_are_offered(
+    name: str, build: Build, op: str, zero: int
+) -> None:
+    """With the largest activations, and 7-bit weights where the processor needs them: no sum saturates."""
+    bound = 63 if backend_named(name).capabilities().reduce_range else 127
+    g = Graph()
+    shape, kernel = ((1, 64, 4, 4), (8, 64, 3, 3)) if op == "Conv" else ((4, 256), (256, 16))
+    weight = g.full(*kernel, axis=0 if op == "Conv" else 1, value=bound)
+    product = g.node(op, g.input(shape, zero=zero), weight)
+    model = g.model(g.pair(product, zero=0, scale=300.0) if op == "Conv" else product, opset=19)
+    feeds = {"x0": np.full(shape, 9, np.float32)}
+    (result,) = build(model).run(feeds).values()
+    (expected,) = ReferenceEvaluator(model).run(None, dict(feeds))
+    np.testing.assert_allclose(result, expected, rtol=1e-4)

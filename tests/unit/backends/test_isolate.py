@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import processes_with, wait_until
+from processes import processes_with, runs, wait_until
 
 from qdqspec._core.arrays import REDUCTIONS, FrameStream
 from qdqspec._core.config import Settings
@@ -82,18 +83,34 @@ def test_an_isolated_engine_gives_the_results_of_the_engine(fake: Isolated, mode
     outside.close()
 
 
-def test_a_crash_is_reported_with_signal_and_last_output_and_leaves_other_engines_running(
-    fake: Isolated, model: Path
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("crash", "(?s)SIGSEGV during 'build'.*simulated device: about to crash"),
+        pytest.param("oom", "out of memory", marks=needs_proc),
+    ],
+)
+def test_a_failure_of_a_process_is_reported_and_leaves_other_engines_running(
+    fake: Isolated, model: Path, capfd: pytest.CaptureFixture[str], fault: str, said: str
 ) -> None:
+    """The last output of the process is in the error, and nowhere else."""
     incumbent = build(fake, model)
     incumbent.bind(FEEDS)
-    with pytest.raises(BackendError) as caught:
-        build(fake, model, crash="build")
-    assert "SIGSEGV during 'build'" in str(caught.value)
-    assert "simulated device: about to crash" in str(caught.value)
+    with pytest.raises(BackendError, match=said) as caught:
+        build(fake, model, **{fault: "build"})
     assert str(model) in str(caught.value)
     assert len(incumbent.time(3).wall_ms) == 3
     incumbent.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(model: Path) -> None:
+    with Isolated("fake", call_timeout=30) as backend:
+        # A run takes minutes of simulated time.
+        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")
+        engine.bind(FEEDS)
+        slow = engine.time(1).wall_ms[0] / 1e3
+        assert engine._patience(10) > 10 * slow > 300
 
 
 def test_a_hang_ends_after_the_time_limit(model: Path) -> None:
@@ -103,22 +120,6 @@ def test_a_hang_ends_after_the_time_limit(model: Path) -> None:
             engine.run(FEEDS)
 
 
-def test_the_time_limit_of_a_call_grows_with_the_number_of_slow_runs(model: Path) -> None:
-    with Isolated("fake", call_timeout=30) as backend:
-        # A run takes minutes of simulated time.
-        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")
-        engine.bind(FEEDS)
-        slow = engine.time(1).wall_ms[0] / 1e3
-        assert slow > 30
-        assert engine._patience(10) > 10 * slow
-
-
-@needs_proc
-def test_running_out_of_memory_is_reported(fake: Isolated, model: Path) -> None:
-    with pytest.raises(BackendError, match="out of memory"):
-        build(fake, model, oom="build")
-
-
 def test_after_a_failure_the_engine_stays_closed(fake: Isolated, model: Path) -> None:
     engine = build(fake, model)
     with pytest.raises(BackendError, match="bind"):
@@ -126,14 +127,6 @@ def test_after_a_failure_the_engine_stays_closed(fake: Isolated, model: Path) ->
     with pytest.raises(BackendError, match="the engine is closed"):
         engine.bind(FEEDS)
     engine.close()
-
-
-def test_output_of_a_child_process_is_only_in_its_log(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with Isolated("fake") as backend:
-        engine = build(backend, model, crash="run")
-        with pytest.raises(BackendError):
-            engine.run(FEEDS)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_no_file_remains_in_the_temporary_folder(
@@ -150,33 +143,25 @@ def test_no_file_remains_in_the_temporary_folder(
 
 
 @needs_fork
-def test_the_next_backend_of_the_same_environment_reuses_the_process_with_the_loaded_library(
+def test_the_next_backend_of_the_same_environment_reuses_one_of_few_idle_processes_with_the_library(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Isolated("fake") as first:
-        engine = build(first, model)
-        zygote = first._launcher
-    assert not _is_running(engine.pid)
-    with Isolated("fake") as second, Isolated("fake") as third:
-        build(second, model)
-        build(third, model)
-        assert second._launcher is zygote
-        assert third._launcher is not zygote
-    monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
-    with Isolated("fake") as fourth:
-        build(fourth, model)
-        assert fourth._launcher not in (zygote, third._launcher)
-
-
-@needs_fork
-def test_the_number_of_idle_processes_is_limited(model: Path) -> None:
+    close_idle()
     backends = [Isolated("fake") for _ in range(6)]
-    for backend in backends:
-        build(backend, model)
+    pids = [build(backend, model).pid for backend in backends]
     zygotes = [backend._launcher for backend in backends]
+    assert len({*zygotes}) == 6
     for backend in backends:
         backend.close()
-    assert sum(zygote.is_running for zygote in zygotes) == 4
+    assert not any(map(runs, pids))
+    assert [zygote.is_running for zygote in zygotes] == [False] * 2 + [True] * 4
+    with Isolated("fake") as next_one:
+        build(next_one, model)
+        assert next_one._launcher is zygotes[-1]
+    monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
+    with Isolated("fake") as elsewhere:
+        build(elsewhere, model)
+        assert elsewhere._launcher not in zygotes
     close_idle()
     assert not any(zygote.is_running for zygote in zygotes)
 
@@ -188,7 +173,6 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
     with Isolated("fake") as backend:
         build(backend, model).close()
         launcher = backend._launcher
-        assert launcher is not None
         start = launcher.start
 
         def late() -> Child:
@@ -199,13 +183,14 @@ def test_an_engine_that_starts_while_its_backend_closes_is_ended(
         monkeypatch.setattr(launcher, "start", late)
         with pytest.raises(BackendError, match="closed while an engine started"):
             build(backend, model)
-        assert not _is_running(started[0].pid)
+        assert not runs(started[0].pid)
+
+
+def interrupted(_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
     with Isolated("fake") as backend:
         engine = build(backend, model)
         monkeypatch.setattr(engine._child.stream, "receive", interrupted)
@@ -222,12 +207,7 @@ def test_the_answer_of_an_interrupted_request_is_not_that_of_the_next(
     """Ctrl-C may occur between a request to the zygote and its answer, which is then still in the pipe."""
     with Isolated("fake") as backend:
         first = build(backend, model)
-        launcher = backend._launcher
-
-        def interrupted(_: object) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(launcher, "_answer", interrupted)
+        monkeypatch.setattr(backend._launcher, "_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build(backend, model)
         monkeypatch.undo()
@@ -263,7 +243,6 @@ hanging.bind({})
 def test_children_end_with_a_killed_parent(model: Path, fork: bool) -> None:
     command = [sys.executable, "-c", PARENT, str(model), str(fork)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     scratch = Path(parent.stdout.readline().strip())
     assert scratch.is_dir()
     parent.send_signal(signal.SIGKILL)
@@ -278,11 +257,10 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model)
         launcher = backend._launcher
-        assert launcher is not None
         scratch = launcher._own.path.name
         assert len(processes_with(scratch)) == 2
-        os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
-        launcher._process.wait()  # type: ignore[union-attr]
+        os.kill(launcher._process.pid, signal.SIGKILL)
+        launcher._process.wait()
         wait_until(lambda: not processes_with(scratch), "children outlived the zygote")
         with pytest.raises(BackendError, match="engine's process"):
             engine.layers()
@@ -294,14 +272,6 @@ def test_children_end_with_a_killed_zygote(model: Path) -> None:
 def test_loading_a_backend_starts_no_threads(name: str) -> None:
     """Forking is safe with one thread only; otherwise the launcher falls back to starting an interpreter."""
     Zygote(name).close()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_failure_on_a_full_disk_is_an_output_error_and_no_failed_candidate(
@@ -398,13 +368,22 @@ def test_the_last_of_the_fastest_processors_is_chosen(
     assert chosen(usable, tmp_path) == expected
 
 
-class Engine:
-    """Records the processors that it may use in each request, and which engine of the model is timed how often."""
+class Recording:
+    """A backend whose engines record the processors that they may use in each request, and which is timed how often."""
 
     graph_hash = ""
 
-    def __init__(self, name: str, seen: dict[str, set[int]], timed: list[tuple[str, int, int]]) -> None:
-        self.name, self.seen, self.timed = name, seen, timed
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.name = ""  # of the backend itself
+        self.seen: dict[str, set[int]] = {}
+        self.timed: list[tuple[str, int, int]] = []
+        self.capabilities = lambda _: capabilities
+
+    def build(self, model: Path, options: BuildOptions) -> Recording:
+        self.seen.setdefault("build", os.sched_getaffinity(0))
+        engine = copy(self)
+        engine.name = "second" if self.timed else "first"
+        return engine
 
     def bind(self, feeds: object, profile: int = 0) -> None:
         pass
@@ -421,18 +400,6 @@ class Engine:
     def layers(self, runs: int, profile: int) -> tuple[LayerTime, ...]:
         self.seen["layers"] = os.sched_getaffinity(0)
         return ()
-
-
-class Backend:
-    def __init__(self, capabilities: Capabilities) -> None:
-        self.seen: dict[str, set[int]] = {}
-        self.timed: list[tuple[str, int, int]] = []
-        self.capabilities = lambda _: capabilities
-
-    def build(self, model: Path, options: BuildOptions) -> Engine:
-        name = "second" if self.timed else "first"
-        self.seen.setdefault("build", os.sched_getaffinity(0))
-        return Engine(name, self.seen, self.timed)
 
 
 ALONE = [("first", 1, 0), ("first", 8, 4)]  # a first run, and eight warm ones
@@ -465,7 +432,7 @@ def test_engines_of_one_thread_are_timed_on_one_processor_after_another_run_ther
 ) -> None:
     """They use all processors for other requests. The other model is a second engine of the same one."""
     monkeypatch.setattr(worker, "MOST_TWICE", most)
-    backend = Backend(replace(OnnxRuntime().capabilities(), one_processor=computes_here))
+    backend = Recording(replace(OnnxRuntime().capabilities(), one_processor=computes_here))
     ours, theirs = socket.socketpair()
     thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
     thread.start()

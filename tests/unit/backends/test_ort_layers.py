@@ -13,9 +13,10 @@ from graph_text import kernels, saved
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from qdqspec.backends._source import Origin
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.backends.onnxruntime.layers import KernelEvent, Origin, layer_times, without_overhead
+from qdqspec.backends.onnxruntime.layers import KernelEvent, layer_times, without_overhead
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 
@@ -113,7 +114,7 @@ def test_a_fused_activation_function_between_blocked_convolutions_has_its_nodes(
 def test_times_add_up_to_the_latency_without_outliers() -> None:
     nodes = [onnx.helper.make_node("Conv", ["x"], ["y"], "a"), onnx.helper.make_node("Relu", ["y"], ["z"])]
     graph = Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [])))
-    origins = [Origin(n, (n,), (), boundary=False) for n in ("a", "b")]
+    origins = [Origin((n,), ()) for n in ("a", "b")]
     small = KernelEvent("Relu_7", "Relu", 10, "float")
     events = [e for took in [30] * 9 + [3000] for e in (KernelEvent("a", "Conv", took, "uint8"), small)]
     layers = layer_times(graph, origins, events, runs=10, total_ms=2.0)

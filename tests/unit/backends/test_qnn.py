@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
-from onnx import numpy_helper
+from onnx_text import parsed
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
@@ -33,6 +33,7 @@ CONSTANTS = {
     "ws": np.full(4, 1 / 127, np.float32), "wz": np.zeros(4, np.int8),
     "wodd": np.array([0, 3, -3, 5], np.int8), "b": np.zeros(4, np.float32), "low": np.float32(0), "high": np.float32(6),
     "ss": np.float32(1 / 127), "su": np.float32(1 / 255),
+    "w": np.random.default_rng(0).integers(-127, 127, (4, 3, 3, 3)).astype(np.int8),
 }  # fmt: skip
 
 
@@ -70,16 +71,10 @@ def in_integers(layers: tuple[LayerTime, ...], op_type: str = "Conv2d") -> tuple
 def saved(
     folder: Path, body: str, inputs: str = "float[1,3,8,8] x", output: str = "float[1,4,8,8] y"
 ) -> Path:
-    text = f'<ir_version: 10, opset_import: ["": 21]> net ({inputs}) => ({output}) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    read = {name for node in model.graph.node for name in node.input}
-    weight = np.random.default_rng(0).integers(-127, 127, (4, 3, 3, 3)).astype(np.int8)
-    for name, value in {**CONSTANTS, "w": weight}.items():
-        if name in read:
-            model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
-    for node in model.graph.node:
-        node.name = node.output[0]
-    onnx.save(model, path := folder / "net.onnx")
+    read = {*re.findall(r"\w+", body)}
+    constants = {name: value for name, value in CONSTANTS.items() if name in read}
+    model = parsed(f"net ({inputs}) => ({output}) {{ {body} }}", 21, ir=10, named=True, **constants)
+    onnx.save(model.proto, path := folder / "net.onnx")
     return path
 
 
@@ -95,12 +90,8 @@ OUT = "yq = QuantizeLinear({0}, s, z)  y = DequantizeLinear(yq, s, z)"
         (IN + CONV + OUT.format("c"), "", (1, 1)),
         (IN + CONV + "r = Clip(c, low, high)  " + CLIPPED, "", (1, 1)),
         (IN + CONV + "y = Relu(c)", "QNN003", (0, 1)),
-        (IN + CONV + "yq = QuantizeLinear(c, s, zs)  y = DequantizeLinear(yq, s, zs)", "QNN002", (0, 1)),
-        (
-            IN + CONV + "yq = QuantizeLinear(c, s16, z16)  y = DequantizeLinear(yq, s16, z16)",
-            "QNN002",
-            (0, 1),
-        ),
+        (IN + CONV + OUT.format("c").replace("s, z", "s, zs"), "QNN002", (0, 1)),
+        (IN + CONV + OUT.format("c").replace("s, z", "s16, z16"), "QNN002", (0, 1)),
     ],
     ids=["uint8", "with a clip", "no pair after", "int8 after", "uint16 after"],
 )

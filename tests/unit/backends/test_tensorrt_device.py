@@ -21,20 +21,15 @@ from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 
-@pytest.fixture
-def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorrt_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     trt_device._look.cache_clear()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nobody should be asked"))
-
-
-def test_a_missing_tensorrt_is_reported_with_the_command_that_installs_it(nothing_installed: None):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("no process should be started"))
     availability = TensorRt().probe()
-    assert not availability.usable
-    assert availability.why == "tensorrt is not installed"
+    assert (availability.usable, availability.why) == (False, "tensorrt is not installed")
     assert availability.install == "pip install 'qdqspec[tensorrt]'"
     assert TensorRt().target == "tensorrt"
     with pytest.raises(BackendUnavailableError, match="not installed"):
@@ -139,15 +134,12 @@ def test_a_library_that_cannot_be_loaded_is_reported(
     assert re.fullmatch(why, availability.why), availability.why
 
 
-def test_versions_outside_the_supported_range_are_refused():
+def test_the_version_is_found_in_a_package_for_one_cuda_version_and_others_than_supported_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     assert TENSORRT.unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
     assert TENSORRT.unsupported("10.9.0.34") is TENSORRT.unsupported("11.9.1") is None
     assert "too new" in str(TENSORRT.unsupported("12.0.0"))
-
-
-def test_the_version_is_found_in_a_package_for_one_cuda_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
     package = tmp_path / "tensorrt_cu12-10.13.0.35.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-cu12\nVersion: 10.13.0.35\n")

@@ -70,13 +70,6 @@ def test_an_exception_of_the_bindings_is_an_error_with_its_text(model: Path):
     assert caught.value.what == f"TensorRT could not build it: {said}"
 
 
-def test_a_version_compatible_engine_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
-    for text in ("on", "off"):
-        options = BuildOptions(extra={"tensorrt.version-compatible": text})
-        with closing(TensorRt().build(model, options)) as engine:
-            assert engine._native.runtime.engine_host_code_allowed == (text == "on")
-
-
 # ---- dynamic shapes -----------------------------------------------------------------------------
 
 
@@ -93,7 +86,7 @@ def test_each_shape_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_versio
     one, eight = ({"x": np.full((batch, 3, 8), -1, np.float32)} for batch in (1, 8))
     engine.bind(one)
     engine.bind(eight, profile=1)
-    assert [bound.session.context._profile for bound in engine._bound.values()] == [0, 1]
+    assert [bound.context._profile for bound in engine._bound.values()] == [0, 1]
     first, second = engine.time(20), engine.time(20, profile=1)
     assert second.median_ms("wall") > 6 * first.median_ms("wall")
     assert {layer.name for layer in engine.layers()} == {"relu_kernel"}
@@ -160,7 +153,9 @@ def test_a_timing_cache_with_a_wrong_digest_is_not_given_to_tensorrt(
     assert records(state)[-1]["warnings"] == []
 
 
-def test_a_timing_cache_of_the_user_is_used_by_later_runs(model: Path, tmp_path: Path, newest: None):
+def test_a_timing_cache_of_the_user_is_used_by_later_runs_or_refused_unchanged(
+    model: Path, tmp_path: Path, newest: None
+):
     cache = tmp_path / "mine" / "gpu.cache"
     words = {"tensorrt.timing-cache": str(cache)}
     times = set()
@@ -172,15 +167,9 @@ def test_a_timing_cache_of_the_user_is_used_by_later_runs(model: Path, tmp_path:
         assert not list((tmp_path / run).glob("*.timing-cache"))
     assert len(times) == 1, "the second run uses the kernels of the first"
     assert "conv_kernel" in json.loads(cache.read_bytes())
-
-
-def test_a_timing_cache_of_the_user_that_tensorrt_refuses_is_not_changed(
-    model: Path, tmp_path: Path, newest: None
-):
-    cache = tmp_path / "gpu.cache"
     cache.write_bytes(b"of another GPU")
     with pytest.raises(BackendError, match="TensorRT refuses the timing cache") as caught:
-        TensorRt().build(model, BuildOptions(extra={"tensorrt.timing-cache": str(cache)}))
+        TensorRt().build(model, BuildOptions(extra=words))
     assert caught.value.where == str(cache)
     assert cache.read_bytes() == b"of another GPU"
 
@@ -214,7 +203,6 @@ def test_a_build_route_is_applied_and_recorded(model: Path, tmp_path: Path, tens
     TensorRt().build(model, ours).close()
     TensorRt().build(model, BuildOptions(state=state)).close()
     assert [r["build_route"] for r in records(state)] == [route, ""], "no route is set without the option"
-    assert not list(state.glob("*.build-route"))
 
 
 @pytest.mark.parametrize(
@@ -244,8 +232,10 @@ def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatc
         "opt-level": "4", "workspace": "64", "avg-timing": "3", "max-tactics": "9", "tiling": "fast",
         "aux-streams": "2", "tf32": "off", "sparse": "on", "version-compatible": "on", "hardware": "ampere-plus",
     }  # fmt: skip
-    TensorRt().build(model, BuildOptions(extra={f"tensorrt.{k}": v for k, v in words.items()})).close()
-    (config,) = seen
+    for extra, is_compatible in (({f"tensorrt.{k}": v for k, v in words.items()}, True), ({}, False)):
+        with closing(TensorRt().build(model, BuildOptions(extra=extra))) as engine:
+            assert engine._native.runtime.engine_host_code_allowed == is_compatible
+    config, _ = seen
     assert config.builder_optimization_level == 4
     assert config._pools == {trt.MemoryPoolType.WORKSPACE: 64 << 20}
     assert (config.avg_timing_iterations, config.max_num_tactics, config.max_aux_streams) == (3, 9, 2)
@@ -324,23 +314,17 @@ def test_a_run_is_recorded_as_a_cuda_graph_or_the_reason_is_stated(
     assert is_noted == (fault == "no-graph")
 
 
-def test_times_are_measured_on_the_gpu(opened: Open):
+def test_times_are_measured_on_the_gpu_and_a_run_shorter_than_its_launch_is_noted(opened: Open, fail: Fail):
     engine = opened()
     cost = engine._native.engine._cost.milliseconds
     samples = engine.time(200, warmup=3)
-    assert samples.cpu_ms == ()
-    assert len(samples.wall_ms) == 200
+    assert (samples.cpu_ms, len(samples.wall_ms)) == ((), 200)
     assert math.isclose(samples.median_ms("wall"), cost, rel_tol=0.05)
     assert len(set(samples.wall_ms)) > 100
-    assert samples.median_ms("cpu") == samples.median_ms("wall")
-
-
-def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail):
     engine = opened()
     fail("slow-launch")  # 2 ms, and a run takes a few microseconds
     assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few samples to decide"
     (note,) = [note for note in engine.time(8).notes if "enqueue-bound" in note]
-    assert "to launch a run as the GPU to compute it" in note
     assert all(note in engine.time(8).notes for _ in range(3)), "one note for all measurements"
 
 
@@ -382,7 +366,6 @@ def test_outputs_follow_input_values_and_wrong_inputs_are_refused(opened: Open):
     for feeds, said in (
         ({"x": FEEDS["x"].astype(np.float64)}, "input 'x' takes float32 of rank 4, not float64 of rank 4"),
         ({"x": np.zeros((2, 3, 8, 8), np.float32)}, shapes),
-        ({}, "no value is given for input 'x'"),
     ):
         with pytest.raises(BackendError, match=said):
             engine.run(feeds)
@@ -409,22 +392,29 @@ def test_a_failure_while_running_is_reported(opened: Open, fail: Fail, fault: st
 # ---- hash ---------------------------------------------------------------------------------------
 
 
-def information(*names: str, tactic: str = "i8i8") -> str:
-    return json.dumps({"Layers": [{"Name": name, "TacticName": tactic} for name in names]})
+def information(name: str, tactic: str = "i8i8") -> str:
+    return json.dumps({"Layers": [{"Name": name, "TacticName": tactic}]})
 
 
-def test_the_hash_ignores_numbers_that_differ_between_builds(tmp_path: Path):
-    hashed = lambda text: graph_hash(text, tmp_path / "not read.onnx")  # noqa: E731
-    assert hashed(information("__myl_MulSum_myl4_1")) == hashed(information("__myl_MulSum_myl12_3"))
-    assert hashed(information("a")) != hashed(information("a", tactic="f16f16"))
-    assert hashed(information("layer1_1")) != hashed(information("layer1_2"))
-    assert hashed("no json at all") != hashed("another")
+OPAQUE = information("{ForeignNode[a...b]}_myl0")
 
 
-def test_the_hash_of_an_opaque_layer_includes_the_model(tmp_path: Path):
-    first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
-    first.write_bytes(b"one")
-    second.write_bytes(b"two")
-    opaque = information("{ForeignNode[a...b]}_myl0"), information("{ForeignNode[a...b]}_myl3")
-    assert graph_hash(opaque[0], first) == graph_hash(opaque[1], first)
-    assert graph_hash(opaque[0], first) != graph_hash(opaque[0], second)
+@pytest.mark.parametrize(
+    ("text", "other", "files", "is_equal"),
+    [
+        (information("__myl_MulSum_myl4_1"), information("__myl_MulSum_myl12_3"), "ab", True),
+        (information("a"), information("a", "f16f16"), "aa", False),
+        (information("layer1_1"), information("layer1_2"), "aa", False),
+        ("no json at all", "another", "aa", False),
+        (OPAQUE, information("{ForeignNode[a...b]}_myl3"), "aa", True),
+        (OPAQUE, OPAQUE, "ab", False),  # a layer that may contain anything: the model is hashed
+    ],
+    ids=range(6),
+)
+def test_the_hash_ignores_what_differs_between_builds_of_one_model(
+    tmp_path: Path, text: str, other: str, files: str, is_equal: bool
+):
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    one, two = (tmp_path / name for name in files)
+    assert (graph_hash(text, one) == graph_hash(other, two)) == is_equal

@@ -10,17 +10,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import (
-    BUILDS_IN_RTX,
-    HEADER,
-    HEADER_BEFORE,
-    HEADER_SINCE,
-    MODEL_OPTIMIZER,
-    NEW_PARSER,
-    OPERATORS,
-    PARSER,
-    rule,
-)
+from qdqspec.backends.tensorrt.lint.rule import BUILDS_IN_RTX, MODEL_OPTIMIZER, rule
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
@@ -30,6 +20,12 @@ from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
 from qdqspec.qdq.pair_numbers import is_constant
 from qdqspec.qdq.units import WEIGHT_AXES, dynamic_misfit
 
+_PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
+_HEADER = "NvInfer.h, IQuantizeLayer and IDequantizeLayer"
+_HEADER_BEFORE = "NvInfer.h 10.9 to 10.12, IQuantizeLayer and IDequantizeLayer"
+_HEADER_SINCE = "NvInfer.h 10.13 to 11.1, IQuantizeLayer and IDequantizeLayer"
+_NEW_PARSER = "onnx-tensorrt 10.15, helper of QuantizeLinear and DequantizeLinear"
+_OPERATORS = "onnx-tensorrt, docs/operators.md"
 _TAKEN = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1}
 )
@@ -50,7 +46,7 @@ _INTEGER_KERNELS = frozenset(
     "refused",
     "The zero point is not zero: TensorRT quantizes symmetrically only",
     cure="quantize again with zero points of 0, that is with int8 activations in place of asymmetric uint8 ones",
-    source=f'{PARSER} ("the zero point ... must be all zeros"); github.com/NVIDIA/TensorRT issue 2774',
+    source=f'{_PARSER} ("the zero point ... must be all zeros"); github.com/NVIDIA/TensorRT issue 2774',
 )
 def zero_points(view: View) -> Iterator[Hit]:
     """Any element of a constant zero point other than 0; TRT003 reports computed ones."""
@@ -65,7 +61,7 @@ def zero_points(view: View) -> Iterator[Hit]:
     "refused",
     "A scale or zero point is computed when the model runs",
     cure="fold the model (`qdqspec fold`), or export static quantization",
-    source=f"{HEADER_BEFORE}: both must be build-time constants",
+    source=f"{_HEADER_BEFORE}: both must be build-time constants",
     until="10.13",
 )
 def computed_numbers(view: View) -> Iterator[Hit]:
@@ -81,7 +77,7 @@ def computed_numbers(view: View) -> Iterator[Hit]:
     "refused",
     "A zero point is computed when the model runs",
     cure="fold the model (`qdqspec fold`), or leave the zero point out: it must be 0",
-    source=f"{HEADER_SINCE}: the zero point must be a build-time constant, the scale need not",
+    source=f"{_HEADER_SINCE}: the zero point must be a build-time constant, the scale need not",
     since="10.13",
 )
 def computed_zero_points(view: View) -> Iterator[Hit]:
@@ -97,7 +93,7 @@ def computed_zero_points(view: View) -> Iterator[Hit]:
     "refused",
     "A bias is stored as int32 behind a DequantizeLinear",
     cure="keep biases in float, as `qdqspec tune --backend tensorrt` does",
-    source=f'{PARSER} 10.1 ("TensorRT only allows FP8, INT8, and INT4 quantization")',
+    source=f'{_PARSER} 10.1 ("TensorRT only allows FP8, INT8, and INT4 quantization")',
 )
 def integer_biases(view: View) -> Iterator[Hit]:
     """A DequantizeLinear of int32."""
@@ -111,7 +107,7 @@ def integer_biases(view: View) -> Iterator[Hit]:
     "refused",
     "The number format is none of int8, fp8 (e4m3), int4 and fp4 (e2m1)",
     cure="choose one of these formats",
-    source=f'{PARSER} ("TensorRT only allows FP8, INT8, and INT4 quantization"); {HEADER} for fp4',
+    source=f'{_PARSER} ("TensorRT only allows FP8, INT8, and INT4 quantization"); {_HEADER} for fp4',
 )
 def formats(view: View) -> Iterator[Hit]:
     """Stored numbers of another type; TRT004 reports int32, TRT006 uint8."""
@@ -134,7 +130,7 @@ rule(
     "refused",
     "uint8 is refused, or read as int8, so that values above 127 are clipped",
     cure="quantize to int8; uint8 and asymmetric numbers are for the DLA only, behind a parser flag",
-    source=f'{PARSER} ("Found unsupported input type" in 10.1, a warning in others); '
+    source=f'{_PARSER} ("Found unsupported input type" in 10.1, a warning in others); '
     "OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA",
 )
 def unsigned(view: View) -> Iterator[Hit]:
@@ -151,7 +147,7 @@ def unsigned(view: View) -> Iterator[Hit]:
     "Blocks are along an axis that TensorRT does not support",
     cure="use blocks for fp8, int4 and fp4 only, whole ones, along the last or the last but one axis of a weight; "
     "let TensorRT's operators (TRT_FP4DynamicQuantize, TRT_MXFP8DynamicQuantize) find the scales of activations",
-    source=f'{HEADER}: one blocking dimension, last or second to last; {PARSER} ("Inferred block size is not an '
+    source=f'{_HEADER}: one blocking dimension, last or second to last; {_PARSER} ("Inferred block size is not an '
     'integer"; "4-bit quantization requires an even number of elements")',
 )
 def blocks(view: View) -> Iterator[Hit]:
@@ -208,7 +204,7 @@ def block_sizes(view: View) -> Iterator[Hit]:
     "refused",
     "An operator that computes in integers itself: TensorRT takes Q/DQ pairs only",
     cure="export QuantizeLinear and DequantizeLinear around float operators (QDQ format, not QOperator)",
-    source=OPERATORS,
+    source=_OPERATORS,
 )
 def integer_operators(view: View) -> Iterator[Hit]:
     """QLinearConv and similar operators, and those of ONNX Runtime's domain."""
@@ -224,7 +220,7 @@ def integer_operators(view: View) -> Iterator[Hit]:
     "refused",
     "A Q or DQ of ONNX Runtime's own domain",
     cure="export with opset 21 or above, where ONNX's own operators take all types",
-    source=f"{OPERATORS}: operators of ONNX and of domain trt; {BUILDS_IN_RTX}",
+    source=f"{_OPERATORS}: operators of ONNX and of domain trt; {BUILDS_IN_RTX}",
 )
 def foreign_pairs(view: View) -> Iterator[Hit]:
     """QuantizeLinear or DequantizeLinear of domain com.microsoft."""
@@ -262,7 +258,7 @@ _CASTS_BELOW = 19  # the opset below which the parser casts the scale of a Q to 
     "refused",
     "A scale is zero, negative or not finite",
     cure="clamp scales to a small positive number; a channel of zero weights gets a scale of 0 from some tools",
-    source=f'{PARSER} ("Scale coefficients must all be positive")',
+    source=f'{_PARSER} ("Scale coefficients must all be positive")',
 )
 def positive_scales(view: View) -> Iterator[Hit]:
     """Any element of a constant scale that is not above 0; infinities and NaN too."""
@@ -282,7 +278,7 @@ def positive_scales(view: View) -> Iterator[Hit]:
     "refused",
     "An activation has one scale a channel",
     cure="give activations one scale a tensor; only weights take several",
-    source=f"{HEADER}: per-channel scales are for weights; {BUILDS_IN_RTX}",
+    source=f"{_HEADER}: per-channel scales are for weights; {BUILDS_IN_RTX}",
 )
 def activations_per_channel(view: View) -> Iterator[Hit]:
     """More than one scale, without blocks, on a tensor that is not constant."""
@@ -296,7 +292,7 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
     "refused",
     "The scales of a weight are not along its output channels",
     cure="quantize Conv weights on axis 0, ConvTranspose on 1, Gemm and MatMul on the axis of the output",
-    source=f'{PARSER} ("The number of scales is not equal to the number of output channels")',
+    source=f'{_PARSER} ("The number of scales is not equal to the number of output channels")',
 )
 def weight_axes(view: View) -> Iterator[Hit]:
     """Several scales, without blocks, along an axis other than the output channels, or not one per channel."""
@@ -332,7 +328,7 @@ def counts_of_scales(view: View) -> Iterator[Hit]:
     "refused",
     "The scale's type is not the type of the data",
     cure="convert scales together with the model: float16 models need float16 scales",
-    source=f"{HEADER_BEFORE}: in a strongly typed network float16 data with a float32 scale is a type error",
+    source=f"{_HEADER_BEFORE}: in a strongly typed network float16 data with a float32 scale is a type error",
     until="10.13",
 )
 def scale_types(view: View) -> Iterator[Hit]:
@@ -346,7 +342,7 @@ def scale_types(view: View) -> Iterator[Hit]:
     "refused",
     "A scale is half-precision, and the data is of another type",
     cure="store the scale in the type of the data, or in float32",
-    source=f"{HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not; "
+    source=f"{_HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not; "
     f"{BUILDS_IN_RTX}",
     since="10.13",
 )
@@ -372,7 +368,7 @@ def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
     "refused",
     "A DequantizeLinear gives another type than its scale has",
     cure="store the scale in the type that is to come out, or cast behind",
-    source=f"{HEADER_BEFORE}: the output has the type of the scale; {NEW_PARSER}: output_dtype decides",
+    source=f"{_HEADER_BEFORE}: the output has the type of the scale; {_NEW_PARSER}: output_dtype decides",
     until="10.15",
     unknown=("10.13", "10.15"),
 )
@@ -389,7 +385,7 @@ def dequantized_types(view: View) -> Iterator[Hit]:
     "refused",
     "Scale and zero point are not of one size",
     cure="give a pair as many zero points as scales, or none",
-    source=f'{PARSER} ("The scale and zero point must have the same volume")',
+    source=f'{_PARSER} ("The scale and zero point must have the same volume")',
 )
 def sizes_of_zero_points(view: View) -> Iterator[Hit]:
     """Constant zero points with another number of elements; a scalar and a single element are equivalent."""
@@ -404,7 +400,7 @@ def sizes_of_zero_points(view: View) -> Iterator[Hit]:
     "refused",
     "Several scales, and no axis is named: TensorRT takes the first axis, ONNX the second",
     cure="name the axis: attribute axis of QuantizeLinear and DequantizeLinear",
-    source=f"{PARSER} 10.1 and 10.6: without the attribute the axis is 0; {NEW_PARSER}: it is ONNX's default, 1",
+    source=f"{_PARSER} 10.1 and 10.6: without the attribute the axis is 0; {_NEW_PARSER}: it is ONNX's default, 1",
     until="10.15",
     unknown=("10.7", "10.15"),
 )
@@ -420,7 +416,7 @@ def unnamed_axes(view: View) -> Iterator[Hit]:
     "refused",
     "A scale is not stored in float32, float16 or bfloat16",
     cure="store scales as floats; for MXFP8 take TRT_MXFP8DequantizeLinear of domain trt, as Model-Optimizer does",
-    source=f'{PARSER} 10.1: other types are not looked into ("Scale coefficients must all be positive"); '
+    source=f'{_PARSER} 10.1: other types are not looked into ("Scale coefficients must all be positive"); '
     f"{MODEL_OPTIMIZER}, mxfp8_exporter",
 )
 def types_of_scales(view: View) -> Iterator[Hit]:

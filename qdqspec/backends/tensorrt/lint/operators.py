@@ -9,8 +9,9 @@ excludes, "as kernels are missing or slower"; not measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
+from math import prod
 
 import numpy as np
 import onnx.defs
@@ -97,9 +98,7 @@ rule(
 )
 def foreign_operators(view: View) -> Iterator[Hit]:
     """Operators such as FusedMatMul of com.microsoft, except TensorRT's domains and those of TRT011 and TRT012."""
-    for node in _foreign(view):
-        if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
-            yield node, f"is {node.domain}.{node.op_type}"
+    return _foreign(view, has_importer=False)
 
 
 @rule(
@@ -112,19 +111,18 @@ def foreign_operators(view: View) -> Iterator[Hit]:
 )
 def read_as_onnx(view: View) -> Iterator[Hit]:
     """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
-    for node in _foreign(view):
-        if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
-            yield node, f"is {node.domain}.{node.op_type}"
+    return _foreign(view, has_importer=True)
 
 
-def _foreign(view: View) -> Iterator[Node]:
+def _foreign(view: View, *, has_importer: bool) -> Iterator[Hit]:
     for node in view.model.nodes:
         ours = node.domain == MARKERS  # markers of inlined bodies; not in the file
         if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
             continue
         if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):
             continue
-        yield node
+        if (onnx.defs.has(node.op_type) and node.op_type not in NEVER) == has_importer:
+            yield node, f"is {node.domain}.{node.op_type}"
 
 
 # ---- what the compiler refuses ------------------------------------------------------------------------
@@ -348,15 +346,15 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
     """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
-    return fp8_kernels(view, ops.too_large_for_fp8)
+    return fp8_kernels(view, ops.LARGEST_FP8_KERNEL)
 
 
-def fp8_kernels(view: View, too_large: Callable[[Sequence[int]], bool]) -> Iterator[Hit]:
-    """Convolutions with an fp8 weight of a shape for which the kernel is too large."""
+def fp8_kernels(view: View, largest: int) -> Iterator[Hit]:
+    """Convolutions with an fp8 weight whose kernel has more elements."""
     for node, dequantizer in view.quantized_weights("Conv"):
-        dims = view.weight_dims(node)
-        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and too_large(dims):
-            yield node, f"has a kernel of {ops.kernel_elements(dims)} elements"
+        elements = prod(view.weight_dims(node)[2:])
+        if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN and elements > largest:
+            yield node, f"has a kernel of {elements} elements"
 
 
 _MATRIX = "NVIDIA TensorRT support matrix, hardware and precision"
@@ -381,7 +379,7 @@ _OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
     """Formats in the model that are not listed for the given compute capability."""
-    return formats_but(view, () if view.capability is None else ops.formats_for(view.capability, _NEWEST))
+    return formats_but(view, ops.formats_for(view.capability or (0, 0), _NEWEST))
 
 
 def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
@@ -441,8 +439,7 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
 
 def pair_formats(view: View) -> dict[str, int]:
     """The number of DQ of each format, by the name of its kind in this module."""
-    names = [_NAMES.get(numbers.elem_type or 0) for _, numbers in view.dequantizers]
-    blocked = (numbers.block for _, numbers in view.dequantizers)
-    names = ["mxfp8" if block and name == "fp8" else name for name, block in zip(names, blocked, strict=True)]
+    found = ((_NAMES.get(numbers.elem_type or 0), numbers.block) for _, numbers in view.dequantizers)
+    names = ("mxfp8" if block and name == "fp8" else name for name, block in found)
     own = (_OWN_PAIRS.get(node.op_type) for node in view.model.nodes if node.domain == DOMAIN)
     return Counter(name for name in (*names, *own) if name is not None)

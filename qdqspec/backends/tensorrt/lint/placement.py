@@ -161,15 +161,20 @@ def float32_between(view: View) -> Iterator[Hit]:
 )
 def partial_attention(view: View) -> Iterator[Hit]:
     """A Softmax whose two MatMuls have some, but not all, of their four inputs quantized."""
+    return attentions_in_part(view, with_result=False)
+
+
+def attentions_in_part(view: View, *, with_result: bool) -> Iterator[Hit]:
+    """Attentions with some of their four inputs quantized, or with all and, if it is wanted, not the result."""
     for attention in attentions(view.model):
         before, after = attention.scores, attention.mixed
         made = [view.dequantizer(tensor) for product in (before, after) for tensor in product.inputs]
-        if any(made) and not all(made):
-            count = sum(dq is not None for dq in made)
-            yield (
-                attention.softmax,
-                f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized",
-            )
+        count, result = sum(dq is not None for dq in made), view.fused(after, LAYOUT)[-1].outputs[0]
+        if 0 < count < len(made):
+            problem = f"{count} of 4 inputs of '{before.name}' and '{after.name}' are quantized"
+            yield attention.softmax, problem
+        elif count and with_result and not view.quantizers(result):
+            yield attention.softmax, f"the result of '{after.name}' is not quantized"
 
 
 @rule(

@@ -29,13 +29,7 @@ def rule(
 
 # Refused by the documents of TensorRT; that it builds elsewhere is no proof that it does in TensorRT.
 BUILDS_IN_RTX = "TensorRT for RTX 1.7.1.116 builds such models"
-PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
-HEADER = "NvInfer.h, IQuantizeLayer and IDequantizeLayer"
-HEADER_BEFORE = "NvInfer.h 10.9 to 10.12, IQuantizeLayer and IDequantizeLayer"
-HEADER_SINCE = "NvInfer.h 10.13 to 11.1, IQuantizeLayer and IDequantizeLayer"
-NEW_PARSER = "onnx-tensorrt 10.15, helper of QuantizeLinear and DequantizeLinear"
 TABLES = "onnx-tensorrt, docs/operators.md of 10.1, 10.15 and 11.1, and its changelog up to 10.15"
-OPERATORS = "onnx-tensorrt, docs/operators.md"
 GUIDE = 'NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations'
 FUSIONS = "NVIDIA, TensorRT best practices, layer fusion"
 ISSUE = "github.com/NVIDIA/TensorRT issue"
