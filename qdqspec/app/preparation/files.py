@@ -22,6 +22,7 @@ from qdqspec.app.preparation.stored import (
     JOURNAL,
     LAYERS,
     MODEL,
+    OTHER_FOLDER,
     RAW_MODEL,
     REFERENCE,
     REGIONS,
@@ -157,9 +158,6 @@ def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
             f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
             f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
         )
-
-
-_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
 
 
 def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
@@ -320,7 +318,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
     model ``given``.
     """
     try:
-        with explained("the results", folder, _CURE), partial_folder(folder) as stage:
+        with explained("the results", folder, OTHER_FOLDER), partial_folder(folder) as stage:
             yield stage
             files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
             refuse_own(folder, files, given)

@@ -199,7 +199,8 @@ class RehearsalOracle:
         if self._noise is None and not self._missing and seconds <= 0:
             return (), "the search's time was over"
         self._measure_noise(seconds, lambda _: None)
-        return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
+        errors = self.errors
+        return errors, self._missing or ("" if errors else "no block alone changes the outputs")
 
     @property
     def errors(self) -> tuple[BlockError, ...]:
@@ -306,8 +307,7 @@ class RehearsalOracle:
         It runs half of the graph on average, optimized: so many runs of a rehearsal a switch, on all samples only of
         the switches with a large error. Higher estimates use one sample, or skip the analysis, sooner.
         """
-        is_tried = self._noise is not None or bool(self._missing)
-        if is_tried:
+        if self._noise is not None or self._missing:
             return
 
         def analysis() -> LabelNoise | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -367,9 +368,9 @@ def case_key(case: Case) -> _Key:
     A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
     file that the next one starts from.
     """
+    written = 0, 0
+    with suppress(OSError):  # reported when the model is loaded
+        found = case.model.stat()
+        written = found.st_mtime_ns, found.st_size
     asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
-    try:
-        written = case.model.stat()
-    except OSError:  # reported when the model is loaded
-        return str(case.spec), case.name, str(case.model), 0, 0, asked
-    return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked
+    return str(case.spec), case.name, str(case.model), *written, asked

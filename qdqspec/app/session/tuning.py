@@ -316,10 +316,8 @@ def covers(prepared: Prepared) -> bool:
 
 def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
-    started, counts = (
-        (time.monotonic(), time.process_time()),
-        multiplications_by_node(prepared.folded, prepared.shapes),
-    )
+    started = time.monotonic(), time.process_time()
+    counts = multiplications_by_node(prepared.folded, prepared.shapes)
     space, given, activations = prepared.space, given_candidate(prepared), prepared.capabilities.activations
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
@@ -427,15 +425,11 @@ class _Covering:
 
     def is_expected_within_limits(self, placement: Placement) -> bool:
         """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-        if self.oracle is None:
-            return True
-        expected_db, least_db = (
-            self.oracle.predicted_db(placement),
-            self.prepared.case.tune.limits.min_sqnr_db,
-        )
+        oracle, least_db = self.oracle, self.limits.min_sqnr_db
+        expected_db = None if oracle is None else oracle.predicted_db(placement)
         if expected_db is not None and least_db is not None and expected_db < least_db:
             return False
-        return self.oracle.keeps_metric(placement) is not False
+        return oracle is None or oracle.keeps_metric(placement) is not False
 
     def keeps_limits(self, trial: Trial) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""

@@ -583,7 +583,7 @@ def test_a_model_below_its_limit_is_warned_about(open_session: Open, case: Case)
     with closing(open_session()) as session:
         work = session.work(case)
         output = TensorParity(name="y", sqnr_db=19.9, cosine=0.9, max_abs=1.0, max_steps=9.0)
-        work._parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
+        work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
         found = (
             "on all evaluation data the tuned model has 19.9 dB, below the limit of 20 dB (tune.min_sqnr_db)"
         )
