@@ -64,10 +64,10 @@ def scaled_branches(
         return ()
     possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
     readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
-    if (
-        not readers
-        or not SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize).units
-    ):
+    if not readers:
+        return ()
+    behind = SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize)
+    if not behind.units:
         return ()
     extended = equalized(model, tuple(possible.values()))
     chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
 
 
+def log_progress(progress: Progress) -> None:
+    """Log a wait, since no progress display shows it."""
+    if progress.waiting:
+        log_wait(f"{progress.case}: {progress.waiting}")
+
+
 @dataclass(kw_only=True)
 class Resources:
     """The shared resources of a search, in which progress is reported under the name of its case."""
@@ -50,7 +56,7 @@ class Resources:
     backend: Backend
     options: BuildOptions
     settings: Settings
-    watch: Watch | None = None
+    watch: Watch = log_progress
     case: str = ""
     lock: str = ""  # the name of the device's lock; none if it is empty
     waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
@@ -66,35 +72,20 @@ class Resources:
         """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
         return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
 
-    @property
-    def engines(self) -> int:
-        """The number of engines of one model whose outputs are computed at the same time: on processors, one a core."""
-        on_cores = self.backend.capabilities(self.options).hardware == "cpu"
-        return engines_at_once(self.options.threads) if on_cores else 1
-
     def exclusive(self) -> AbstractContextManager[object]:
         """The lock of the device, for a measurement."""
         if not self.lock:
             return nullcontext()
         return DeviceLock(self.lock, report=self.report_wait, waited=self.waits.append)
 
-    def waited(self) -> float:
-        """Seconds spent waiting for other runs on the device."""
-        return sum(self.waits)
-
     def report_step(self, text: str, seconds_left: float | None = None) -> None:
         """Report the beginning of a step outside a search, with the seconds that are left for it."""
-        if self.watch is not None:
-            self.watch(
-                Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
-            )
+        step = Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
+        self.watch(step)
 
     def report_wait(self, text: str) -> None:
         """Report that this run waits for another one."""
-        if self.watch is None:
-            log_wait(f"{self.case}: {text}")
-        else:
-            self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
+        self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
 
 
 def resources_of(settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> Resources:

@@ -307,7 +307,8 @@ class RehearsalOracle:
         It runs half of the graph on average, optimized: so many runs of a rehearsal a switch, on all samples only of
         the switches with a large error. Higher estimates use one sample, or skip the analysis, sooner.
         """
-        if self._noise is not None or self._missing:
+        is_tried = self._noise is not None or bool(self._missing)
+        if is_tried:
             return
 
         def analysis() -> LabelNoise | None:

@@ -420,11 +420,9 @@ def _measure_again(
         scores, name = prepared.scores, rules.metric
         least = rules.least(scores.of_reference(name, rules.output).value)
         if (value := scores.of_file(tuned, name, rules.output).value) < least:
-            has, asked = (
-                metric_text(name, value),
-                f"the {metric_text(name, least)} that tune.accuracy requires",
-            )
-            return "inaccurate", None, f"the cached winner has {rules.key} {has} now, less than {asked}"
+            required = f"less than the {metric_text(name, least)} that tune.accuracy requires"
+            finding = f"the cached winner has {rules.key} {metric_text(name, value)} now, {required}"
+            return "inaccurate", None, finding
     below, min_gain = [], prepared.case.tune.min_gain
     for builds, rounds in measurements:
         latency = time_tuned(prepared, tuned, builds, rounds)

@@ -29,6 +29,7 @@ from qdqspec.app.preparation.runtimes import runner
 from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.backends.open_engines import engines_at_once
 from qdqspec.errors import BackendError, ConfigError, DataError, PlacementError
 from qdqspec.graph.conversion import FLOAT16
 from qdqspec.graph.regions.forecast import multiplications_by_node
@@ -153,6 +154,7 @@ class Tuning(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             clock, files = clock_for(rules, prepared.settings.threads), CandidateFiles(prepared, self.folder)
+            on_cores = prepared.capabilities.hardware == "cpu"
             bench = Bench(
                 resources.backend,
                 files.whole,
@@ -166,7 +168,7 @@ class Tuning(Closing):
                 extract=files.part,
                 folder=self.folder,
                 jobs=resources.jobs,
-                engines=resources.engines,
+                engines=engines_at_once(resources.options.threads) if on_cores else 1,
                 report=lambda text: resources.report_step(f"timing fresh builds: {text}", deadline.left),
             )
             self.bench = opened.enter_context(closing(bench))
@@ -235,7 +237,7 @@ def deadline_of(prepared: Prepared) -> Deadline:
     """The end of a search that begins now: the time limit of its case, and that of the run."""
     minutes, resources = prepared.case.tune.minutes, prepared.resources
     seconds = None if minutes is None else 60 * minutes
-    return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
+    return Deadline(seconds=seconds, waited=lambda: sum(resources.waits), run_left=resources.seconds_left)
 
 
 def oracle_of(
