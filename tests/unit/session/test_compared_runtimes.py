@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import other_fake
 import pytest
@@ -20,12 +21,8 @@ RULES = TuneRules(trials=3, min_sqnr_db="none")
 @pytest.fixture
 def other(monkeypatch):
     """Registers the second device; the returned function installs it with a factor on its times."""
-
-    def install(scale: float = 1.0) -> None:
-        other_fake.install(monkeypatch, scale)
-
-    install()
-    return install
+    other_fake.install(monkeypatch, 1.0)
+    return partial(other_fake.install, monkeypatch)
 
 
 def case_on(models, backend: str, **fields) -> Case:
