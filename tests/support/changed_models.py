@@ -1,9 +1,8 @@
-"""Copies of models: in float16, with weights of 7 bits, or renamed and reordered."""
+"""Copies of models: in float16, or renamed and reordered."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -33,28 +32,6 @@ def in_float16(proto: onnx.ModelProto) -> onnx.ModelProto:
                 if node.op_type == "Cast" and attribute.i == _FLOAT:
                     attribute.CopyFrom(helper.make_attribute(attribute.name, _HALF))
     return half
-
-
-def within_7_bits(source: Path, target: Path) -> Path:
-    """Halve the stored int8 weights and int32 biases of a Q/DQ model, and double their scales.
-
-    Its products are exact on every processor then.
-    """
-    model = onnx.load(source)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in stored:
-            integers, scale = (stored[name] for name in node.input[:2])
-            if integers.data_type in (TensorProto.INT8, TensorProto.INT32):
-                values = numpy_helper.to_array(integers)
-                _replace(integers, np.rint(values / 2).astype(values.dtype))
-                _replace(scale, numpy_helper.to_array(scale) * np.float32(2))
-    onnx.save(model, target)
-    return target
-
-
-def _replace(tensor: TensorProto, values: np.ndarray) -> None:
-    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 def renamed_and_reordered(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:

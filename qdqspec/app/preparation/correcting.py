@@ -6,7 +6,7 @@ The limits are those of int8 weights, given or found, on processors whose sums o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from qdqspec._core.arrays import Feed
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.accuracy.corrections.find import (
@@ -33,10 +32,9 @@ from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
-from qdqspec.app.preparation.runtimes import open_observer, reference_runtime
+from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
-from qdqspec.qdq.calibrate import calibrate_with
 from qdqspec.qdq.chains import Equalization, branched, find_chains
 from qdqspec.qdq.equalize import equalized
 from qdqspec.qdq.quantizer import Quantizer, WeightKey
@@ -66,7 +64,7 @@ def scaled_branches(
         return ()
     possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
     readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
-    if not possible:
+    if not readers:
         return ()
     behind = SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize)
     if not behind.units:
@@ -166,15 +164,8 @@ def find_case_corrections(
 
 def _ranges(prepared: Prepared, model: Model, even: bool) -> Mapping[str, Ranges]:
     """Ranges of all activations by the case's method and `NARROW`, of all samples or of the ``even`` ones."""
-
-    def feeds() -> Iterator[Feed]:
-        return islice(prepared.feeds(), 0, None, 2 if even else 1)
-
-    with ExitStack() as observers:
-        run, tensors = partial(open_observer, prepared, observers), prepared.space.tensors
-        methods = {prepared.case.quantize.calibration, NARROW}
-        found = calibrate_with(model, tensors, feeds, methods, run, note=lambda _: None)  # noted before
-        return {str(method): ranges for method, ranges in found.items()}
+    found = prepared.tensor_ranges(model, prepared.space.tensors, NARROW, every=2 if even else 1)
+    return {str(method): ranges for method, ranges in found.items()}
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
@@ -253,7 +244,14 @@ def without_overflows(
         tensor, name, axis = key
         ends = tuple(numbers.model.consumers.get(tensor, ()))
         site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
-        wrong = _overflowing(numbers, site, own)
+        layer = find_layers(numbers.model, [site], recurrent=True).get(tensor) if name == "int8" else None
+        if layer is None:  # all can overflow if the layout of the kernel is unknown
+            wrong = np.full(own.shape, name == "int8")
+        else:
+            step = along(own, layer.shape, axis or 0, 0)
+            integers = np.clip(np.rint(numbers.model.array(tensor).astype(np.float32) / step), -128, 127)
+            wrong = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
+            wrong = wrong.reshape(own.shape) if wrong.size == own.size else np.full(own.shape, wrong.any())
         changed += bool(wrong.any())
         if not wrong.all():
             kept[key] = np.where(wrong, numbers.params(site).scale, own)
@@ -263,16 +261,3 @@ def without_overflows(
             "with the scales of the quantized model that the search starts from; channels that would get larger steps"
         )
     return kept
-
-
-def _overflowing(numbers: Quantizer, site: Site, scale: np.ndarray) -> np.ndarray:
-    """The scales of an int8 weight with which it can overflow; all if the layout of the kernel is unknown."""
-    if site.format != "int8":
-        return np.zeros(scale.shape, bool)
-    layer = find_layers(numbers.model, [site], recurrent=True).get(site.tensor)
-    if layer is None:
-        return np.ones(scale.shape, bool)
-    step = along(scale, layer.shape, site.axis or 0, 0)
-    integers = np.clip(np.rint(numbers.model.array(site.tensor).astype(np.float32) / step), -128, 127)
-    found = (numbers.sum_bound(site) or PairMaxima.of_any_input(layer)).overflowing(integers)
-    return found.reshape(scale.shape) if found.size == scale.size else np.full(scale.shape, found.any())

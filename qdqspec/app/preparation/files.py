@@ -22,6 +22,7 @@ from qdqspec.app.preparation.stored import (
     JOURNAL,
     LAYERS,
     MODEL,
+    OTHER_FOLDER,
     RAW_MODEL,
     REFERENCE,
     REGIONS,
@@ -47,7 +48,6 @@ from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placeme
 
 Nodes = tuple[str, ...]
 _HALF = "float16"  # a role
-_HALF_FILE = "reference_float16.onnx"
 
 
 class CandidateFiles:
@@ -131,7 +131,8 @@ def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
             "float16 was requested, and this backend has few float16 kernels: float32 casts were inserted"
         )
     try:
-        return {_HALF: write_half(given, folder / _HALF_FILE, prepared.backend.name, keep_io=True)}
+        path = folder / "reference_float16.onnx"
+        return {_HALF: write_half(given, path, prepared.backend.name, keep_io=True)}
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return {}
@@ -157,9 +158,6 @@ def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
             f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
             f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
         )
-
-
-_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
 
 
 def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
@@ -251,32 +249,30 @@ def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:
 
 def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
     """Write the scheme of a placement, with its numbers."""
-    own, backend = prepared.quantized, prepared.backend.target
+    own, backend, has_pairs = prepared.quantized, prepared.backend.target, bool(placement.sites)
     if placement.given and own is not None:
         imported, sites = own.imported, Placement(sites=placement.sites)
         write_scheme(path, sites, imported.pairs, backend, factors=imported.equalized)
         return
+    factors = (
+        (*branches_of(prepared.folded).values(), *prepared.equalized_for(placement)) if has_pairs else ()
+    )
     write_scheme(
         path,
         placement,
         prepared.numbers.placed(placement),
         backend,
         dq_dtype=prepared.case.quantize.dq_dtype,
-        factors=(*branches_of(prepared.folded).values(), *prepared.equalized_for(placement))
-        if placement.sites
-        else (),
-        is_converted=prepared.is_converted and bool(placement.sites),  # without pairs it is the user's model
+        factors=factors,
+        is_converted=prepared.is_converted and has_pairs,  # without pairs it is the user's model
     )
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
     """Write the model with the pairs of a placement: without pairs a copy of the reference, or the model as given."""
-    own = prepared.quantized
-    if own is not None and placement.given:
-        copy_model(own.quantized, path)
-        return
-    if not placement.sites:
-        copy_model(prepared.given, path)
+    own = prepared.quantized if placement.given else None
+    if own is not None or not placement.sites:
+        copy_model(prepared.given if own is None else own.quantized, path)
         return
     given = require_path(prepared.given)
     with ExitStack() as stack:
@@ -320,7 +316,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
     model ``given``.
     """
     try:
-        with explained("the results", folder, _CURE), partial_folder(folder) as stage:
+        with explained("the results", folder, OTHER_FOLDER), partial_folder(folder) as stage:
             yield stage
             files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
             refuse_own(folder, files, given)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 from qdqspec._core.arrays import Array, Feed
@@ -63,7 +64,16 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.units import format_choices
 from qdqspec.spec.problems import Problem, source_lines, spec_error
 from qdqspec.timing.race import Load
-from qdqspec.types import Case, DataSource, DefinitionEvidence, DeviceKey, PatternRules, Placement, Region
+from qdqspec.types import (
+    Case,
+    DataSource,
+    DefinitionEvidence,
+    DeviceKey,
+    Method,
+    PatternRules,
+    Placement,
+    Region,
+)
 
 
 def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prepared:
@@ -78,9 +88,8 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
     prepared = Prepared(case, given, replace(resources, options=options), output)
-    if resources.settings.mode == "plan" or not unconfirmed_outputs(given):
-        return prepared
-    if not prepared.capabilities.enforces_output_shapes:
+    is_run = resources.settings.mode != "plan" and unconfirmed_outputs(given)
+    if not is_run or not prepared.capabilities.enforces_output_shapes:
         return prepared
     try:  # the shapes that a run has, where the model declares others
         with closing(prepared.backend.build(require_path(given), prepared.options)) as engine:
@@ -106,20 +115,12 @@ class Prepared:
     - ``folded``: BatchNormalization folded, and branches that have factors.
     - ``model``: constants scaled, if equalization helps. Pairs are inserted here.
 
-    Results are written to ``output``. Without data there are ``random_samples``: more of them cover more values, and
-    take longer. ``warnings`` collects notes for the user.
+    Results are written to ``output``. ``warnings`` collects notes for the user.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        given: Model,
-        resources: Resources,
-        output: Path = Path(),
-        random_samples: int = 8,
-    ) -> None:
+    def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
         self.case, self.given, self.warnings = case, given, list[str]()
-        self.resources, self.output, self._random_samples = resources, output, random_samples
+        self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
         self.base = given
@@ -153,27 +154,30 @@ class Prepared:
     def calibration(self) -> Dataset | None:
         """The calibration data; ``None`` if the case has none."""
         source = self.case.inputs.calibration
-        if source is None:
-            return None
         data = self._opened(source, labelled=False)
-        for doubt in data.doubts():
-            self.note_once(f"calibration data {source.name}: {doubt}")
+        if source is not None and data is not None:
+            for doubt in data.doubts():
+                self.note_once(f"calibration data {source.name}: {doubt}")
         return data
 
     @cached_property
     def evaluation(self) -> Dataset | None:
         """The evaluation data; ``None`` if the case has none."""
-        source = self.case.inputs.evaluation
-        return None if source is None else self._opened(source)
+        return self._opened(self.case.inputs.evaluation)
 
-    def _opened(self, source: DataSource, *, labelled: bool = True) -> Dataset:
+    def _opened(self, source: DataSource | None, *, labelled: bool = True) -> Dataset | None:
+        if source is None:
+            return None
         data = open_data(source, self.inputs, fixed=self.case.inputs.values, labelled=labelled)
         for note in data.notes:
             self.note_once(f"{source.name}: {note}")
         return data
 
-    def feeds(self) -> Iterator[Feed]:
-        """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
+    def feeds(self, *, random_samples: int = 8) -> Iterator[Feed]:
+        """Calibration inputs: the user's data, else random inputs from a seed, with a warning.
+
+        More ``random_samples`` cover more values, and take longer.
+        """
         if self.calibration is not None:
             return iter(self.calibration)
         ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
@@ -183,13 +187,13 @@ class Prepared:
             self.note_once(
                 f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
             )
-        return random_feeds(self.given, self.inputs, self.settings.seed, self._random_samples)
+        return random_feeds(self.given, self.inputs, self.settings.seed, random_samples)
 
     def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
         """Calibration inputs, and their kind: calibration or random."""
-        return (
-            (list(self.feeds()), "random") if self.calibration is None else (self.calibration, "calibration")
-        )
+        if self.calibration is None:
+            return list(self.feeds()), "random"
+        return self.calibration, "calibration"
 
     def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
         """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
@@ -313,9 +317,8 @@ class Prepared:
     @cached_property
     def expected(self) -> Callable[[], Engine] | None:
         """Builds the model that computes the expected outputs, if the backend's run of the given model does not."""
-        if self.definition is None or self.definition.holds:
-            return None
-        return Definition(self.given, self.backend, self.options).build
+        is_computed = self.definition is None or self.definition.holds
+        return None if is_computed else Definition(self.given, self.backend, self.options).build
 
     def build_expected(self) -> Engine:
         """An engine of the expected outputs: the given model on the backend, or its definition where that differs."""
@@ -345,7 +348,8 @@ class Prepared:
         if given is not None:
             ranges = given_ranges(given, space.tensors, self.given.where, self.warnings.append)
         else:
-            ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+            found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+            ranges = found[self.case.quantize.calibration]
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
         numbers = self._quantizer(self.folded, ranges)
         note_sum_limits(numbers, space, self.note_once)
@@ -374,15 +378,22 @@ class Prepared:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self.calibrated[1].ranges
         changed = self.tensor_ranges(model, [tensor for tensor in tensors if tensor in known])
-        return self._quantizer(model, {**known, **changed})
+        return self._quantizer(model, {**known, **changed[self.case.quantize.calibration]})
 
     def tensor_ranges(
-        self, model: Model, tensors: Collection[str], note: Callable[[str], None] = lambda _: None
-    ) -> dict[str, TensorRange]:
-        """The ranges of these tensors by the case's method, on all calibration inputs."""
+        self,
+        model: Model,
+        tensors: Collection[str],
+        *more: Method,
+        every: int = 1,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> dict[Method, dict[str, TensorRange]]:
+        """The ranges of these tensors by the case's method and ``more``, on ``every`` so many calibration inputs."""
         with ExitStack() as observers:
-            run, method = partial(open_observer, self, observers), self.case.quantize.calibration
-            return calibrate_with(model, tensors, self.feeds, (method,), run, note=note)[method]
+            methods, run = {self.case.quantize.calibration, *more}, partial(open_observer, self, observers)
+            return calibrate_with(
+                model, tensors, lambda: islice(self.feeds(), 0, None, every), methods, run, note=note
+            )
 
     @cached_property
     def start_scales(self) -> KeptScales:

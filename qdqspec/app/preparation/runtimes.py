@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
 
 
+def log_progress(progress: Progress) -> None:
+    """Log a wait, since no progress display shows it."""
+    if progress.waiting:
+        log_wait(f"{progress.case}: {progress.waiting}")
+
+
 @dataclass(kw_only=True)
 class Resources:
     """The shared resources of a search, in which progress is reported under the name of its case."""
@@ -50,7 +56,7 @@ class Resources:
     backend: Backend
     options: BuildOptions
     settings: Settings
-    watch: Watch | None = None
+    watch: Watch = log_progress
     case: str = ""
     lock: str = ""  # the name of the device's lock; none if it is empty
     waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device
@@ -66,35 +72,20 @@ class Resources:
         """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
         return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
 
-    @property
-    def engines(self) -> int:
-        """The number of engines of one model whose outputs are computed at the same time: on processors, one a core."""
-        on_cores = self.backend.capabilities(self.options).hardware == "cpu"
-        return engines_at_once(self.options.threads) if on_cores else 1
-
     def exclusive(self) -> AbstractContextManager[object]:
         """The lock of the device, for a measurement."""
         if not self.lock:
             return nullcontext()
         return DeviceLock(self.lock, report=self.report_wait, waited=self.waits.append)
 
-    def waited(self) -> float:
-        """Seconds spent waiting for other runs on the device."""
-        return sum(self.waits)
-
     def report_step(self, text: str, seconds_left: float | None = None) -> None:
         """Report the beginning of a step outside a search, with the seconds that are left for it."""
-        if self.watch is not None:
-            self.watch(
-                Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
-            )
+        step = Progress(case=self.case, phase="", done=0, total=0, doing=text, seconds_left=seconds_left)
+        self.watch(step)
 
     def report_wait(self, text: str) -> None:
         """Report that this run waits for another one."""
-        if self.watch is None:
-            log_wait(f"{self.case}: {text}")
-        else:
-            self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
+        self.watch(Progress(case=self.case, phase="waiting", done=0, total=0, waiting=text))
 
 
 def resources_of(settings: Settings, device_key: Callable[[DeviceKey], str] | None = None) -> Resources:
@@ -235,17 +226,9 @@ class Definition:
             self.path = self._folder.path / own.name
             save_model(proto, self.path, base=own.parent)
 
-    def build(self) -> Engine:
-        """An engine of it. Raises `BackendError` if the runtime lacks one of its operators."""
-        return self.runtime.build(self.path, self._options)
-
-    def inner(self, opened: ExitStack, source: Path, names: Sequence[str], feed: Feed) -> Mapping[str, Array]:
-        """The values of inner tensors of a model, computed node by node on one input."""
-        observer = observe(Model(onnx.load(str(source), load_external_data=False), path=source), names)
-        path = opened.enter_context(TemporaryFolder()) / "observer.onnx"
-        save_model(observer.proto, path, base=source.parent)
-        engine = opened.enter_context(closing(self.runtime.build(path, self._options)))
-        return observer.seen(engine.run(feed))
+    def build(self, path: Path | None = None) -> Engine:
+        """An engine of it, or of another file. Raises `BackendError` if the runtime lacks one of its operators."""
+        return self.runtime.build(path or self.path, self._options)
 
 
 def compared_with_definition(
@@ -278,16 +261,12 @@ def compared_with_definition(
 
 def definition_warning(found: DefinitionEvidence, backend: str, data: str, *, is_quantized: bool) -> str:
     """The warning of a model that the backend computes otherwise than ONNX defines it."""
-    advice = (
-        "Do not rely on its outputs here: reduce the runtime's optimizations (--qdq-backend-option), or report it to "
-        "the authors of the runtime"
-    )
+    cure = "reduce the runtime's optimizations (--qdq-backend-option), or report it to the authors of the runtime"
     if is_quantized:
-        advice = (
-            "Do not rely on its outputs here: tune it on this processor, from its float form (qdqspec tune)"
-        )
-        if found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
-            advice = "Values that are rounded to another step can cause a difference of this size"
+        cure = "tune it on this processor, from its float form (qdqspec tune)"
+    advice = f"Do not rely on its outputs here: {cure}"
+    if is_quantized and found.sqnr_db >= DEFAULT_MIN_SQNR_DB:
+        advice = "Values that are rounded to another step can cause a difference of this size"
     return (
         f"{difference_text(found, backend, 'the given model', data)}. All outputs are compared with the definition, "
         f"which {ARITHMETIC} computes without optimization. {advice}"
@@ -326,15 +305,20 @@ def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
     if write is None:
         return ""
     try:
-        with ExitStack() as opened:
-            folder = opened.enter_context(TemporaryFolder())
+        with TemporaryFolder() as folder:
             optimized: Path = hooks.load(write)(require_path(model), folder)
             graph = onnx.load(str(optimized), load_external_data=False).graph
             names = [name for node in graph.node for name in node.output if name in model.producer]
-            expected = definition.inner(opened, definition.path, names, feed)
-            seen = definition.inner(opened, optimized, names, feed)
+            values = list[Mapping[str, Array]]()
+            for source in (definition.path, optimized):
+                given = Model(onnx.load(str(source), load_external_data=False), path=source)
+                observer, path = observe(given, names), folder / f"observer-{len(values)}.onnx"
+                save_model(observer.proto, path, base=source.parent)
+                with closing(definition.build(path)) as engine:
+                    values.append(observer.seen(engine.run(feed)))
     except QdqspecError:
         return ""
+    expected, seen = values
     for name in names:
         is_same_shape = name in expected and name in seen and expected[name].shape == seen[name].shape
         if is_same_shape and _sqnr_db([expected[name]], [seen[name]]) < DEFINED_DB:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.qdq.search_space import project
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.search.journal import read_journal
-from qdqspec.types import PlacedPair, Placement, Site
+from qdqspec.types import Placement
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -149,7 +149,8 @@ class KeptScales:
 def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
     """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
 
-    Zero points are kept with the scales of activations. Scales of weights that differ from the model's, as where a
+    Of pairs with integer formats and, for weights, symmetric scales. Zero points are kept with the scales of
+    activations. Scales of weights that differ from the model's, as where a
     BatchNormalization is folded in one of both only, are not kept, and noted.
     """
     kept = KeptScales()
@@ -160,16 +161,22 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
             note(f"{path.name}: its scales are those of equalized channels, and are not kept")
             continue
         imported = import_placement(quantized, model)
-        for site, pair in _fitted(model, imported):
-            if not site.weight:
-                fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
-                own = TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
-                kept.ranges.setdefault(site.tensor, own)
-            elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
-                others += 1
-            else:
-                scales = np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
-                kept.weights.setdefault(weight_key(site), scales)
+        matcher = Matcher(model, imported.positions)
+        for pair in imported.pairs:
+            fmt = number_format(pair.site.format)
+            is_integer = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
+            if not is_integer or (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
+                continue
+            for site in matcher.find(pair.site)[0]:
+                if not site.weight:
+                    scale, zero_point = pair.scale[0], pair.zero_point[0]
+                    own = TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
+                    kept.ranges.setdefault(site.tensor, own)
+                elif not _is_same_weight(model.array(site.tensor), imported.model.array(pair.site.tensor)):
+                    others += 1
+                else:
+                    scales = np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
+                    kept.weights.setdefault(weight_key(site), scales)
         if new := len(kept.tensors) - before:
             note(
                 f"{path.name}: the scales of {count_text(new, 'tensor')} are kept; "
@@ -181,17 +188,6 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
                 "as where BatchNormalization was not folded before quantizing"
             )
     return kept
-
-
-def _fitted(model: Model, imported: Imported) -> Iterator[tuple[Site, PlacedPair]]:
-    """The pairs with integer formats and, for weights, symmetric scales, as sites of the model."""
-    matcher = Matcher(model, imported.positions)
-    for pair in imported.pairs:
-        fmt = number_format(pair.site.format)
-        usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
-        if usable and not (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
-            for site in matcher.find(pair.site)[0]:
-                yield site, pair
 
 
 def _is_same_weight(one: np.ndarray, other: np.ndarray) -> bool:

@@ -202,12 +202,12 @@ def data_digest(source: DataSource | None) -> str:
     return digest.hexdigest()
 
 
-_CURE = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"
+OTHER_FOLDER = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"  # a cure
 
 
 def make_folder(folder: Path) -> None:
     """Create the folder if it is missing; raises `OutputError` on failure."""
-    with explained("the folder", folder, _CURE):
+    with explained("the folder", folder, OTHER_FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
 
 

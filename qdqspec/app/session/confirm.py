@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
@@ -37,6 +38,7 @@ from qdqspec.types import (
 
 MOST_TIMES = 4  # repetitions of the confirmation, at most, while the result is undecided
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def confirm(
     lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
     return Confirmed(
         choice=choice,
-        latency=renamed(measured, choice.role, (FLOAT32, *files)),
+        latency=_renamed(measured, choice.role, (FLOAT32, *files)),
         front=points,
         lines=tuple(zip(roles, map(own.scored, lines), strict=True)),
         ratios={role: measured.ratios[role] for role in roles if role in measured.ratios},
@@ -310,22 +312,23 @@ def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:
     return f"all {len(ratios)} quantized candidates{within} are slower: the fastest {takes}"
 
 
-def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
+def _renamed(measured: LatencyEvidence, role: str, beside: Sequence[str]) -> LatencyEvidence:
     """The same measurement with role ``tuned`` for the selected model."""
     others = ("runner-up", "everything", GIVEN, *beside)
     names = {"tuned": role, "reference": "reference"}
     names |= {name: name for name in others if name in measured.samples and name != role}
+
+    def chosen(values: Mapping[str, _Value]) -> dict[str, _Value]:
+        return {name: values[source] for name, source in names.items()}
+
     return replace(
         measured,
-        samples={name: measured.samples[source] for name, source in names.items()},
-        ratios={name: measured.ratios[source] for name, source in names.items()},
-        tested={name: measured.tested[source] for name, source in names.items()},
+        samples=chosen(measured.samples),
+        ratios=chosen(measured.ratios),
+        tested=chosen(measured.tested),
         speedup=measured.ratios[role].inverse,
         failures={name: why for name, why in measured.failures.items() if name in beside},
-        profiles=tuple(
-            replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
-            for profile in measured.profiles
-        ),
+        profiles=tuple(replace(one, ratios=chosen(one.ratios)) for one in measured.profiles),
     )
 
 

@@ -199,7 +199,8 @@ class RehearsalOracle:
         if self._noise is None and not self._missing and seconds <= 0:
             return (), "the search's time was over"
         self._measure_noise(seconds, lambda _: None)
-        return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
+        errors = self.errors
+        return errors, self._missing or ("" if errors else "no block alone changes the outputs")
 
     @property
     def errors(self) -> tuple[BlockError, ...]:

@@ -354,9 +354,7 @@ def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, La
     if known.model is None or known.result.coverage is not None:
         return True, None
     prepared.resources.report_step("timing the cached winner again")
-    outcome, latency, finding = "inaccurate", None, _inaccuracy(prepared, known.model)
-    if not finding:
-        outcome, latency, finding = _time_again(prepared, known.model)
+    outcome, latency, finding = _measure_again(prepared, known.model)
     if outcome == "inconclusive":
         prepared.note_once(f"{finding}; it is kept. Measure again later, or tune again with --qdq-retune")
     if outcome in ("faster", "inconclusive"):
@@ -373,21 +371,6 @@ def _recheck_winner(prepared: Prepared, known: FinishedSearch) -> tuple[bool, La
         f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune"
     )
     return True, latency
-
-
-def _inaccuracy(prepared: Prepared, tuned: Path) -> str:
-    """The reason why a cached winner fails ``tune.accuracy``, or "". A metric's code may have changed."""
-    rules, scores = prepared.case.tune.accuracy, prepared.scores
-    if rules is None:
-        return ""
-    value = scores.of_file(tuned, rules.metric, rules.output).value
-    least = rules.least(scores.of_reference(rules.metric, rules.output).value)
-    if value >= least:
-        return ""
-    return (
-        f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
-        f"{metric_text(rules.metric, least)} that tune.accuracy requires"
-    )
 
 
 def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None) -> FinishedSearch:
@@ -422,16 +405,24 @@ def _placement_of(prepared: Prepared, digest: str, known: FinishedSearch | None)
     return FinishedSearch(result=result, folder=folder)
 
 
-def _time_again(
+def _measure_again(
     prepared: Prepared, tuned: Path, measurements: tuple[tuple[int, int], ...] = ((2, 12), (4, 48))
-) -> tuple[Outcome, LatencyEvidence, str]:
+) -> tuple[Outcome, LatencyEvidence | None, str]:
     """Measure a cached winner, twice if needed: the outcome, the last measurement, and the finding in words.
 
-    A slow period of a noisy machine must not start a search that takes minutes. So a winner is ``slower`` only if two
-    measurements from fresh builds prove that it gains less than ``min_gain``. It is ``faster`` if one of them proves
-    that it gains more, and ``broken`` if it cannot be built and run any more. ``measurements`` are their builds and
-    rounds: more take longer, and leave fewer winners undecided.
+    It is ``inaccurate`` if it fails ``tune.accuracy``: a metric's code may have changed. A slow period of a noisy
+    machine must not start a search that takes minutes. So a winner is ``slower`` only if two measurements from fresh
+    builds prove that it gains less than ``min_gain``. It is ``faster`` if one of them proves that it gains more, and
+    ``broken`` if it cannot be built and run any more. ``measurements`` are their builds and rounds: more take longer,
+    and leave fewer winners undecided.
     """
+    if (rules := prepared.case.tune.accuracy) is not None:
+        scores, name = prepared.scores, rules.metric
+        least = rules.least(scores.of_reference(name, rules.output).value)
+        if (value := scores.of_file(tuned, name, rules.output).value) < least:
+            required = f"less than the {metric_text(name, least)} that tune.accuracy requires"
+            finding = f"the cached winner has {rules.key} {metric_text(name, value)} now, {required}"
+            return "inaccurate", None, finding
     below, min_gain = [], prepared.case.tune.min_gain
     for builds, rounds in measurements:
         latency = time_tuned(prepared, tuned, builds, rounds)

@@ -202,22 +202,21 @@ def plan_of(prepared: Prepared) -> Plan:
     space, case, rules = prepared.candidates, prepared.case, prepared.case.tune
     make = strategy_for(prepared)
     _ = prepared.calibration, prepared.evaluation  # raises if the data is missing or does not fit
-    blank = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
+    plan = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
     if not space.units:
-        return blank
+        return plan
     builds = trials_of(rules, space, make)
     confirming, repeated = most_builds(pareto=rules.objective == "pareto")
     if rules.accuracy is not None:
         prepared.scores.require(rules.accuracy.metric)
+        plan = replace(plan, metric=rules.accuracy.key, samples=prepared.scores.samples)
     return replace(
-        blank,
+        plan,
         pairs=space.resolve(space.everything()).pairs,
         builds=builds,
         confirming=confirming,
         repeated=repeated,
         forecast=forecast_tuning(space.model, builds, prepared.shapes),
         minutes=rules.minutes,
-        metric="" if rules.accuracy is None else rules.accuracy.key,
-        samples=0 if rules.accuracy is None else prepared.scores.samples,
         converted_from=FLOAT16 if prepared.is_converted else "",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +23,7 @@ from qdqspec.app.evidence.probes import Prober, read_probe
 from qdqspec.app.evidence.regression import damaged_baselines
 from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
 from qdqspec.app.preparation.prepare import output_of
-from qdqspec.app.preparation.runtimes import Resources, lock_of, resources_of
+from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, resources_of
 from qdqspec.app.session.result import Plan, Result, plan_of
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
@@ -34,7 +35,6 @@ from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
-from qdqspec.timing.lock import log_wait
 from qdqspec.timing.store import Store
 from qdqspec.types import (
     Case,
@@ -287,9 +287,8 @@ class Session(Closing):
 
         def models(work: CaseWork) -> Models:
             kept = work.find()
-            if kept.model is None:
-                return models_of(work.prepared)
-            return models_of(work.prepared, kept.model, kept.result.winner, work.parity.sqnr_db)
+            sqnr_db = None if kept.model is None else work.parity.sqnr_db
+            return models_of(work.prepared, kept.model, kept.result.winner, sqnr_db)
 
         self._runtimes = tuple(
             compare_runtimes(key[-1], map(models, works), self._tell)
@@ -355,10 +354,7 @@ class Session(Closing):
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
 
     def _tell(self, progress: Progress) -> None:
-        if self.watch is not None:
-            self.watch(progress)
-        elif progress.waiting:
-            log_wait(f"{progress.case}: {progress.waiting}")
+        (self.watch or log_progress)(progress)
 
 
 def case_key(case: Case) -> _Key:
@@ -367,9 +363,9 @@ def case_key(case: Case) -> _Key:
     A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
     file that the next one starts from.
     """
+    written = 0, 0
+    with suppress(OSError):  # reported when the model is loaded
+        found = case.model.stat()
+        written = found.st_mtime_ns, found.st_size
     asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
-    try:
-        written = case.model.stat()
-    except OSError:  # reported when the model is loaded
-        return str(case.spec), case.name, str(case.model), 0, 0, asked
-    return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked
+    return str(case.spec), case.name, str(case.model), *written, asked

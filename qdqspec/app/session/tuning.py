@@ -29,6 +29,7 @@ from qdqspec.app.preparation.runtimes import runner
 from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
+from qdqspec.backends.open_engines import engines_at_once
 from qdqspec.errors import BackendError, ConfigError, DataError, PlacementError
 from qdqspec.graph.conversion import FLOAT16
 from qdqspec.graph.regions.forecast import multiplications_by_node
@@ -153,6 +154,7 @@ class Tuning(Closing):
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
             clock, files = clock_for(rules, prepared.settings.threads), CandidateFiles(prepared, self.folder)
+            on_cores = prepared.capabilities.hardware == "cpu"
             bench = Bench(
                 resources.backend,
                 files.whole,
@@ -166,7 +168,7 @@ class Tuning(Closing):
                 extract=files.part,
                 folder=self.folder,
                 jobs=resources.jobs,
-                engines=resources.engines,
+                engines=engines_at_once(resources.options.threads) if on_cores else 1,
                 report=lambda text: resources.report_step(f"timing fresh builds: {text}", deadline.left),
             )
             self.bench = opened.enter_context(closing(bench))
@@ -234,7 +236,7 @@ def deadline_of(prepared: Prepared) -> Deadline:
     """The end of a search that begins now: the time limit of its case, and that of the run."""
     minutes, resources = prepared.case.tune.minutes, prepared.resources
     seconds = None if minutes is None else 60 * minutes
-    return Deadline(seconds=seconds, waited=resources.waited, run_left=resources.seconds_left)
+    return Deadline(seconds=seconds, waited=lambda: sum(resources.waits), run_left=resources.seconds_left)
 
 
 def oracle_of(
@@ -315,10 +317,8 @@ def covers(prepared: Prepared) -> bool:
 
 def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
-    started, counts = (
-        (time.monotonic(), time.process_time()),
-        multiplications_by_node(prepared.folded, prepared.shapes),
-    )
+    started = time.monotonic(), time.process_time()
+    counts = multiplications_by_node(prepared.folded, prepared.shapes)
     space, given, activations = prepared.space, given_candidate(prepared), prepared.capabilities.activations
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
@@ -426,15 +426,11 @@ class _Covering:
 
     def is_expected_within_limits(self, placement: Placement) -> bool:
         """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-        if self.oracle is None:
-            return True
-        expected_db, least_db = (
-            self.oracle.predicted_db(placement),
-            self.prepared.case.tune.limits.min_sqnr_db,
-        )
+        oracle, least_db = self.oracle, self.limits.min_sqnr_db
+        expected_db = None if oracle is None else oracle.predicted_db(placement)
         if expected_db is not None and least_db is not None and expected_db < least_db:
             return False
-        return self.oracle.keeps_metric(placement) is not False
+        return oracle is None or oracle.keeps_metric(placement) is not False
 
     def keeps_limits(self, trial: Trial) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""

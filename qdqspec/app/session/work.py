@@ -65,7 +65,8 @@ class CaseWork:
     """The evidence of one case in one session, and the verdicts on it. Each part is computed once, on first access.
 
     ``found`` is the finished search, or ``None`` before `find`, and ``measured`` the last latency: of a search, a
-    recheck, or `latency`. ``raised`` are the checks whose result is an error.
+    recheck, or `latency`. ``raised`` are the checks whose result is an error, ``renewals`` the baseline entries
+    measured in this session and not yet written.
     """
 
     def __init__(self, case: Case, resources: Resources, store: Store, load: Callable[[Case], Case]) -> None:
@@ -75,22 +76,18 @@ class CaseWork:
         self.measured: LatencyEvidence | None = None
         self.results: dict[str, CheckResult] = {}
         self.raised: set[str] = set()
-        self.culprits: CulpritEvidence | None = None
-        self.parity_search: dict[str, ParitySearch] = {}
-        self.replays: dict[str, str] = {}
-        self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
+        self.renewals: tuple[Renewal, ...] = ()
+        self._culprits: CulpritEvidence | None = None
+        self._parity_search: dict[str, ParitySearch] = {}
+        self._replays: dict[str, str] = {}
         self._figures: dict[str, Mapping[str, float]] = {}
-        self._parity: ParityEvidence | None = None
-        self._gate: Gate | None = None
-        self._prepared: Prepared | None = None
+        self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
         self._failure: QdqspecError | None = None
 
-    @property
+    @cached_property
     def prepared(self) -> Prepared:
         """The case with its model, loaded on first access."""
-        if self._prepared is None:
-            self._prepared = prepare(self._load(self.case), self.resources)
-        return self._prepared
+        return prepare(self._load(self.case), self.resources)
 
     @property
     def as_given(self) -> Prepared:
@@ -150,7 +147,6 @@ class CaseWork:
             device=resources.device,
             model_sha256=sha256,
             model_nodes=nodes,
-            regression={} if self._gate is None else self._gate.evidence,
             output=None if resources.settings.mode == "plan" else output_of(self.case, resources),
             warnings=self.warnings,
         )
@@ -166,12 +162,12 @@ class CaseWork:
             self.unsearched,
             search=search,
             pairs=self.scheme.pairs,
-            culprits=self.culprits,
-            parity_search=self.parity_search,
-            replays=self.replays,
+            culprits=self._culprits,
+            parity_search=self._parity_search,
+            replays=self._replays,
             profiles=self.prepared.options.profiles,
-            node_ops=self.node_ops,
-            quantized=self.quantized,
+            node_ops=self._node_ops,
+            quantized=self._quantized,
             **fields,
             warnings=self.warnings,
         )
@@ -182,7 +178,7 @@ class CaseWork:
         evidence = self.unsearched
         if self.found is not None:
             try:  # latency and parity are of every case, whatever its checks
-                evidence = replace(self.evidence(frozenset({"latency", "parity"})), graph=self.graph)
+                evidence = replace(self.evidence(frozenset({"latency", "parity"})), graph=self._graph)
             except QdqspecError:
                 if not self.raised:
                     raise
@@ -224,20 +220,20 @@ class CaseWork:
             self.measured = measure_winner(self.prepared, kept)
         return self.measured
 
-    @property
+    @cached_property
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
         The errors of quantization and of the runtime are measured separately if a check requests parity, and if there
         are no checks.
         """
-        if self._parity is None:
-            divided = not self.case.checks or bool(self._requested(ParityRequest))
-            self._parity = compare_models(self.prepared, self.tuned_path, divided=divided)
-            if not any(request.limits_slices for request in self._requested(ParityRequest)):
-                for note in slice_notes(self._parity.outputs):
-                    self.prepared.note_once(note)
-        return self._parity
+        requests = self._requested(ParityRequest)
+        divided = not self.case.checks or bool(requests)
+        parity = compare_models(self.prepared, self.tuned_path, divided=divided)
+        if not any(request.limits_slices for request in requests):
+            for note in slice_notes(parity.outputs):
+                self.prepared.note_once(note)
+        return parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """The outputs of another model with the same inputs, compared with the outputs of the given model.
@@ -262,20 +258,20 @@ class CaseWork:
                 self.prepared.scores.of_file(self.tuned_path, request.metric, request.output)
             elif isinstance(request, ParityRequest):
                 output = request.culpable(self.parity)
-                if output is not None and self.culprits is None:
-                    self.culprits = self.find_culprits(output, seconds=culprit_seconds)
+                if output is not None and self._culprits is None:
+                    self._culprits = self.find_culprits(output, seconds=culprit_seconds)
                 limits, outputs = request.limits, self.parity.outputs
-                if limits is None or request.key in self.replays or self.search.unchanged:
+                if limits is None or request.key in self._replays or self.search.unchanged:
                     continue
                 # the worst input is kept if the data breaks a limit that Polygraphy knows
                 if limits.broken_by(outputs, whole=True) and limits.polygraphy_words(outputs):
                     command = replay_failure(self.prepared, self.tuned_path, limits, check.id)
-                    self.replays[request.key] = command
+                    self._replays[request.key] = command
             elif isinstance(request, InputRequest):
-                is_known = request.key in self.parity_search
+                is_known = request.key in self._parity_search
                 if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
                     found = search_input(self.prepared, self.tuned_path, request, check.id)
-                    self.parity_search[request.key] = found
+                    self._parity_search[request.key] = found
             elif isinstance(request, FigureRequest):
                 self._measure(request)
 
@@ -320,7 +316,9 @@ class CaseWork:
             case "parity":
                 return {"parity": self.parity}
             case "regression":
-                return {"regression": self.gate.evidence}
+                gate = self._gate()
+                self.renewals = gate.renewals
+                return {"regression": gate.evidence}
             case "accuracy":
                 scores, metrics = prepared.scores, dict[str, AccuracyEvidence]()
                 for request in self._requested(ScoreRequest):
@@ -369,42 +367,29 @@ class CaseWork:
             "lint_loads": {target: each.note for target, each in linted.items()},
         }
 
-    @property
-    def gate(self) -> Gate:
+    def _gate(self) -> Gate:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
-        if self._gate is not None:
-            return self._gate
-        case, settings, device = self.case, self.resources.settings, self.resources.device
-        if damaged := damaged_baselines(case, settings, device):
-            self._gate = Gate(evidence=damaged)
-        elif self.latency is None:
-            self._gate = Gate()
-        else:
-            measure = partial(measure_winner, self.prepared, self.find())
-            scheme = self.search.winner.digest
-            self._gate = gate_of(case, self.prepared, scheme, self.latency, measure)
-        return self._gate
-
-    @property
-    def renewals(self) -> tuple[Renewal, ...]:
-        """Baseline entries measured in this session and not yet written."""
-        return () if self._gate is None else self._gate.renewals
+        damaged = damaged_baselines(self.case, self.resources.settings, self.resources.device)
+        latency = None if damaged else self.latency
+        if latency is None:
+            return Gate(evidence=damaged)
+        measure = partial(measure_winner, self.prepared, self.find())
+        return gate_of(self.case, self.prepared, self.search.winner.digest, latency, measure)
 
     @cached_property
-    def quantized(self) -> QuantizedWork | None:
+    def _quantized(self) -> QuantizedWork | None:
         """The nodes of the selected model that do quantized work; ``None`` if it is unchanged."""
         if self.search.unchanged:
             return None
         layers = profiles_of(self.search.trials, self.search.winner).get("tuned", ())
-        return quantized_work(self.scheme.pairs, self.node_ops, layers)
+        return quantized_work(self.scheme.pairs, self._node_ops, layers)
 
     @property
-    def node_ops(self) -> Mapping[str, str]:
-        """The operators of all nodes."""
+    def _node_ops(self) -> Mapping[str, str]:
         return {node.name: node.op_type for node in self.prepared.given.nodes}
 
     @cached_property
-    def graph(self) -> tuple[GraphPart, ...]:
+    def _graph(self) -> tuple[GraphPart, ...]:
         """The model in a few parts with their times and errors, for reports."""
         prepared, search = self.prepared, self.search
         follows_kernels = self.case.regions.by == "fusion"  # these may need a build
@@ -421,7 +406,7 @@ class CaseWork:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this case so far."""
-        noted = () if self._prepared is None else self._prepared.warnings
+        noted = self.prepared.warnings if "prepared" in vars(self) else ()
         return (*noted, *self._own_warnings(), *self.store.warnings)
 
     def _own_warnings(self, drift: float = 0.05) -> Iterator[str]:
@@ -443,7 +428,8 @@ class CaseWork:
                 mixed = "compared with one engine as a CUDA graph and the other without"
                 roles[f"{mixed}: the ratio holds the time of launches"] = list(samples)
             yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
-        parity, least = self._parity, self.case.tune.limits.min_sqnr_db
+        parity: ParityEvidence | None = vars(self).get("parity")
+        least = self.case.tune.limits.min_sqnr_db
         if parity is not None and least is not None and parity.sqnr_db < least:
             # its scheme was requested, or data or runtime changed since
             found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"

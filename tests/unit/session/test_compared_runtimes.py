@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from functools import partial
 
 import other_fake
 import pytest
 
-from qdqspec.app.preparation.runtimes import lock_of
 from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
@@ -22,12 +21,8 @@ RULES = TuneRules(trials=3, min_sqnr_db="none")
 @pytest.fixture
 def other(monkeypatch):
     """Registers the second device; the returned function installs it with a factor on its times."""
-
-    def install(scale: float = 1.0) -> None:
-        other_fake.install(monkeypatch, scale)
-
-    install()
-    return install
+    other_fake.install(monkeypatch, 1.0)
+    return partial(other_fake.install, monkeypatch)
 
 
 def case_on(models, backend: str, **fields) -> Case:
@@ -37,14 +32,9 @@ def case_on(models, backend: str, **fields) -> Case:
     )
 
 
-def session_in(tmp_path, **settings) -> Session:
-    settings = {"backend": "fake", "cache_dir": tmp_path / "cache", "output": tmp_path / "out"} | settings
-    return Session(root=tmp_path, **settings)
-
-
 @pytest.fixture
 def session(tmp_path):
-    with session_in(tmp_path) as opened:
+    with Session(root=tmp_path, backend="fake", cache_dir=tmp_path / "cache") as opened:
         yield opened
 
 
@@ -105,26 +95,15 @@ def test_a_runtime_that_fails_in_a_comparison_is_listed_with_the_reason(models, 
 
 
 @pytest.mark.parametrize(("hardware", "locks"), [("", ["0-fake", "0-other"]), ("cpu", ["cpu"])])
-def test_each_device_is_locked_once_while_timing(models, tmp_path, other, monkeypatch, hardware, locks):
+def test_each_device_is_locked_once_while_timing(models, session, other, monkeypatch, hardware, locks):
     """Searches and comparisons use one lock for backends on one processor, although the keys of results differ."""
-    capabilities = FakeDevice.capabilities
+    own, enter, taken = FakeDevice.capabilities, DeviceLock.__enter__, []
     monkeypatch.setattr(
-        FakeDevice,
-        "capabilities",
-        lambda *given: dataclasses.replace(capabilities(*given), hardware=hardware),
+        FakeDevice, "capabilities", lambda *given: dataclasses.replace(own(*given), hardware=hardware)
     )
-    taken = []
-    enter = DeviceLock.__enter__
     monkeypatch.setattr(DeviceLock, "__enter__", lambda self: taken.append(self._key) or enter(self))
-    with session_in(tmp_path) as session:
-        measure_both(session, models)
-        assert {*taken} == {*locks}
-        taken.clear()
-        session.compare_runtimes()
+    measure_both(session, models)
+    assert {*taken} == {*locks}
+    taken.clear()
+    session.compare_runtimes()
     assert taken == locks
-
-
-@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
-def test_runtimes_of_the_cpu_use_its_lock(name):
-    with session_in(Path(), backend=name) as session:
-        assert lock_of(session.runtime()) == "cpu"

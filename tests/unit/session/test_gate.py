@@ -30,20 +30,21 @@ COMMAND = "specs/net.qdq.yaml::default::regression"
 
 
 class Machine:
-    """Random times of a bench; ``ratio`` is the time of the tuned model relative to the reference."""
+    """Random times of a bench; ``ratios`` are those of the tuned model's first and second measurement."""
 
     def __init__(
-        self, ratio: float = 0.6, *, seed: int = 0, alone: bool = False, first: float | None = None
+        self, *ratios: float, seed: int = 0, alone: bool = False, first: float | None = None
     ) -> None:
-        self.ratio, self.alone = ratio, alone
+        self.ratios, self.alone = ratios or (0.6,), alone
         self.first = first  # the ratio of a first run; ``None`` for no first runs
         self.asked: list[tuple[int, int]] = []
         self._random = np.random.default_rng(seed)
 
     def measure(self, builds: int, rounds: int) -> LatencyEvidence:
         self.asked.append((builds, rounds))
+        ratio = self.ratios[-1 if builds == CLOSE_BUILDS else 0]
         reference = self._role(1.0, builds, rounds)
-        tuned = reference if self.alone else self._role(self.ratio, builds, rounds)
+        tuned = reference if self.alone else self._role(ratio, builds, rounds)
         if self.first is not None:
             reference = replace(reference, first=self._role(1.0, builds, rounds))
             tuned = replace(tuned, first=self._role(self.first, builds, rounds))
@@ -66,10 +67,9 @@ class Bench:
     """A project with one case whose gate can be run repeatedly."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.notes = root, list[str]()
         spec, checks = root / "specs" / "net.qdq.yaml", (check_of("regression"),)
         self.case = Case(id="default", model=root / "net.onnx", spec=spec, checks=checks)
-        self.notes: list[str] = []
         self.file = root / "specs" / "__baselines__" / "net" / "sample-device.json"
 
     def gate(
@@ -94,6 +94,10 @@ class Bench:
             update_baseline(renewal.file, renewal.device, {renewal.name: renewal.entry})
         return gate
 
+    def found(self, machine: Machine, **more: object) -> RegressionEvidence:
+        (found,) = self.gate(machine, **more).evidence.values()
+        return found
+
     def verdict(self, found: RegressionEvidence) -> Verdict:
         evidence = replace(faster_case().evidence, regression={"regression": found})
         return regression_check.judge(self.case.checks[0].params, evidence)
@@ -110,39 +114,26 @@ def unsigned(text: str) -> str:
     return re.sub(r',\n\s*"sum": "\w+"', "", text)
 
 
-def only(gate: Gate) -> RegressionEvidence:
-    (found,) = gate.evidence.values()
-    return found
-
-
 def test_without_a_baseline_nothing_is_timed_and_the_command_that_writes_it_is_reported(bench: Bench) -> None:
     machine = Machine()
-    gate = bench.gate(machine)
+    found = bench.found(machine)
     assert machine.asked == []
-    assert (only(gate).state, only(gate).required, gate.renewals) == ("missing", False, ())
-    assert only(bench.gate(machine, baseline="require")).required
-    assert only(bench.gate(machine, baseline="off")).state == "off"
-    assert only(gate).command == f"pytest {COMMAND} --qdq-update=new"
+    assert (found.state, found.required) == ("missing", False)
+    assert bench.found(machine, baseline="require").required
+    assert bench.found(machine, baseline="off").state == "off"
+    assert found.command == f"pytest {COMMAND} --qdq-update=new"
     origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
     words = {"threads": 4, "seed": 3, "backend_option": ("fake.integer=1.3",), "origins": origins}
     device = "--qdq-threads=4 --qdq-backend-option=fake.integer=1.3"
-    assert only(bench.gate(machine, **words)).command == f"pytest {COMMAND} {device} --qdq-update=new"
-    in_ci = only(bench.gate(machine, in_ci=True)).command
+    assert bench.found(machine, **words).command == f"pytest {COMMAND} {device} --qdq-update=new"
+    in_ci = bench.found(machine, in_ci=True).command
     assert in_ci == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
 
 
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
     """Only the second measurement is judged, for example after a disturbance during the first."""
     bench.renew(Machine(seed=1))
-    machine = Machine(0.72, seed=2)
-    calm = machine.measure
-
-    def measure(builds: int, rounds: int) -> LatencyEvidence:
-        machine.ratio = 0.72 if builds == FIRST_BUILDS else 0.6
-        return calm(builds, rounds)
-
-    machine.measure = measure  # type: ignore[method-assign]
-    found = only(bench.gate(machine))
+    found = bench.found(Machine(0.72, 0.6, seed=2))
     assert found.looks == 2
     assert bench.verdict(found).outcome == "pass"
 
@@ -150,11 +141,11 @@ def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:
 def test_an_unchanged_model_is_not_timed_and_fails_if_the_baseline_has_a_gain(bench: Bench) -> None:
     bench.renew(Machine(alone=True))
     machine = Machine(alone=True, seed=3)
-    found = only(bench.gate(machine, first=(2, 12)))
+    found = bench.found(machine, first=(2, 12))
     assert machine.asked == []
     assert found.change.builds == Interval(median=1, low=1, high=1)
     bench.renew(Machine(seed=1))
-    assert bench.verdict(only(bench.gate(Machine(alone=True, seed=2)))).outcome == "fail"
+    assert bench.verdict(bench.found(Machine(alone=True, seed=2))).outcome == "fail"
 
 
 @pytest.mark.parametrize(
@@ -173,14 +164,14 @@ def test_baselines_of_other_conditions_are_rejected_with_the_command_to_renew_th
     bench.renew(Machine())
     bench.file.write_text(spoil(bench.file.read_text()))
     machine = Machine()
-    found = only(bench.gate(machine))
+    found = bench.found(machine)
     assert machine.asked == []
     assert found.state == "unlike"
     assert reason in found.reason
     assert found.command == f"pytest {COMMAND} --qdq-update=changed"
-    assert only(bench.gate(machine, update="new")).state == "unlike"
-    assert only(bench.renew(machine, "changed")).state == "written"
-    assert only(bench.gate(machine)).state == "compared"
+    assert bench.found(machine, update="new").state == "unlike"
+    assert bench.renew(machine, "changed").renewals
+    assert bench.found(machine).state == "compared"
 
 
 TWICE = [(CLOSE_BUILDS, CLOSE_ROUNDS)]
@@ -213,7 +204,7 @@ def test_a_model_that_does_not_pass_is_measured_again_and_each_update_mode_renew
         assert renewal.old == pytest.approx(0.6, rel=0.03)
         assert renewal.entry.ratio.median == pytest.approx(ratio, rel=0.03)
     if outcome != "written":
-        found = only(gate)
+        (found,) = gate.evidence.values()
         assert (found.state, found.looks) == ("compared", 1 + len(asked))
         assert bench.verdict(found).outcome == outcome
         assert ["is stale" in note for note in bench.notes] == [True] * (ratio == 0.5)
@@ -224,7 +215,7 @@ def test_figures_of_earlier_baselines_and_of_other_devices_are_in_the_evidence(b
     other = unsigned(bench.file.read_text()).replace("sample-device", "other-device")
     bench.file.with_name("other-device.json").write_text(other)
     written, compared = bench.renew(Machine(0.5, seed=2)), bench.gate(Machine(0.5, seed=3))
-    for found in (only(written), only(compared)):
+    for found in (*written.evidence.values(), *compared.evidence.values()):
         assert [round(figure.ratio.median, 1) for figure in found.history] == [0.6, 0.5]
     assert [figure.device for figure in found.elsewhere] == ["other-device"]
 
@@ -232,8 +223,8 @@ def test_figures_of_earlier_baselines_and_of_other_devices_are_in_the_evidence(b
 def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:
     """Earlier versions wrote no first runs."""
     bench.renew(Machine())
-    assert bench.verdict(only(bench.gate(Machine(seed=1, first=0.8)))).outcome == "pass"
+    assert bench.verdict(bench.found(Machine(seed=1, first=0.8))).outcome == "pass"
     bench.renew(Machine(first=0.6))
-    found = only(bench.gate(Machine(seed=1, first=0.8)))
+    found = bench.found(Machine(seed=1, first=0.8))
     assert bench.verdict(found).outcome == "fail"
     assert found.ratio.median == pytest.approx((0.6 * 0.8) ** 0.5, rel=0.03)

@@ -1,30 +1,33 @@
-"""Comparison of the float model, its Q/DQ arithmetic and the built engine on real models."""
+"""Outputs of the float model, its Q/DQ arithmetic and the built engine compared, and the pairs that cost most."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from arrays import arrays_of
-from changed_models import within_7_bits
+from graph_text import saved
+from sessions import Open
 from stand_ins import RunsModels
 from written_cases import check_of, normal, written_case
 
-from qdqspec import verify
+from qdqspec import find_culprits
 from qdqspec._core.arrays import Array
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.compare import compare_outputs
-from qdqspec.app.evidence.parity import SideBySide
+from qdqspec.app.evidence.parity import SideBySide, culprits_of
+from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import ARITHMETIC, Resources
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.types import Case, Evidence, QuantizeRules, TuneRules
+from qdqspec.types import Case, Consumer, CulpritEvidence, PlacedPair, QuantizeRules, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -54,50 +57,26 @@ class Breaking(RunsModels):
         self.builds = 0
 
     def build(self, model: Path, options: BuildOptions) -> Engine:
+        seen: list[Array] = []
+
+        def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+            seen.append(feeds["x"])
+            if any((each == 1).all() for each in seen):
+                raise BackendError("it broke down")
+            return {"y": feeds["x"]}
+
         self.builds += 1
-        return BreakingEngine()  # type: ignore[return-value]  # the used part of an engine
+        return SimpleNamespace(run=run, close=lambda: None)  # type: ignore[return-value]  # the used part of an engine
 
 
-class BreakingEngine:
-    broken = False
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        self.broken |= bool((feeds["x"] == 1).all())
-        if self.broken:
-            raise BackendError("it broke down")
-        return {"y": feeds["x"]}
-
-    def close(self) -> None:
-        self.broken = True
-
-
-def bench(backend: object) -> Resources:
-    return Resources(
-        backend=backend,  # type: ignore[arg-type]  # replacements with the used attributes
-        options=BuildOptions(),
-        settings=Settings(),
-    )
-
-
-def test_quantization_and_runtime_errors_of_a_real_model_are_separated(tmp_path: Path) -> None:
-    """Of a model with 7-bit weights, whose products saturate on no processor."""
-    narrow = within_7_bits(EIGHT_BITS, tmp_path / "narrow.onnx")
-    shapes = {"input": [1, 1, 16, 16]}
-    evidence = verify(MODELS / "digits_resnet.onnx", narrow, shapes=shapes, calibration=CALIBRATION)
-    assert evidence.undivided == ""
-    (total,), (quantization,), (runtime,) = evidence.outputs, evidence.quantization, evidence.runtime
-    assert total.name == quantization.name == runtime.name == "logits"
-    assert 20 < quantization.sqnr_db < 60
-    # Fused integer kernels round differently, which is their only effect on this model.
-    assert quantization.sqnr_db + 3 < runtime.sqnr_db < 100
-    assert abs(total.sqnr_db - quantization.sqnr_db) < 3
-    assert total.agreement["top1"] > 0.95
+def resources(backend: object) -> Resources:
+    return Resources(backend=backend, options=BuildOptions(), settings=Settings())  # type: ignore[arg-type]  # the used attributes
 
 
 def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
     feeds = arrays_of(CALIBRATION)["input"]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
-    with SideBySide(bench(Clipping()), *files) as compared:
+    with SideBySide(resources(Clipping()), *files) as compared:
         found = compare_outputs([compared.run({"input": feeds[i : i + 1]}) for i in range(8)], "calibration")
     assert found.quantization[0].sqnr_db > 20
     assert found.runtime[0].sqnr_db < 10
@@ -107,7 +86,7 @@ def test_a_runtime_that_saturates_is_distinguished_from_quantization() -> None:
 def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(tmp_path: Path) -> None:
     (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")
     x = np.zeros((1, 2), np.float32)
-    with SideBySide(bench(Breaking()), tmp_path / "reference.onnx", tmp_path / "engine.onnx") as compared:
+    with SideBySide(resources(Breaking()), tmp_path / "reference.onnx", tmp_path / "engine.onnx") as compared:
         run = compared.run({"x": x})
         assert run.arithmetic is None
         assert run.tuned["y"] is x
@@ -116,7 +95,7 @@ def test_a_model_that_cannot_run_unfused_is_compared_without_separate_errors(tmp
 
 def test_a_failed_engine_is_built_again_for_the_next_input(tmp_path: Path) -> None:
     backend = Breaking()
-    with SideBySide(bench(backend), tmp_path / "a.onnx", tmp_path / "b.onnx", divided=False) as compared:
+    with SideBySide(resources(backend), tmp_path / "a.onnx", tmp_path / "b.onnx", divided=False) as compared:
         for value, works in ((0, True), (0, True), (1, False), (0, True)):
             feeds = {"x": np.full(3, value, np.float32)}
             if works:
@@ -157,11 +136,11 @@ def test_runs_of_all_inputs_equal_single_runs_with_a_limit_of_open_engines(held:
     feeds = [{"input": picture[None]} for picture in pictures]
     files = MODELS / "digits_resnet.onnx", EIGHT_BITS
     backend = Counting()
-    with SideBySide(bench(backend), *files) as compared:
+    with SideBySide(resources(backend), *files) as compared:
         runs = list(compared.runs(iter(feeds), held))
         assert list(compared.runs(())) == []
     assert (backend.builds, backend.most, backend.open) == (3, most, 0)
-    with SideBySide(bench(OnnxRuntime()), *files) as compared:
+    with SideBySide(resources(OnnxRuntime()), *files) as compared:
         for run, each in zip(runs, feeds, strict=True):
             for ours, theirs in zip(run, compared.run(each), strict=True):
                 np.testing.assert_array_equal(ours["logits"], theirs["logits"])
@@ -171,7 +150,7 @@ def test_runs_of_all_inputs_equal_single_runs_with_a_limit_of_open_engines(held:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
+def wide_case(tmp_path: Path) -> Case:
     """One convolution whose output has four channels of hundreds and two channels below one; all pairs are selected."""
     sizes = np.float32([300] * 4 + [0.3] * 2).reshape(6, 1, 1, 1)
     text = "net (float[1,16,16,16] x) => (float[1,6,16,16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
@@ -180,24 +159,118 @@ def case(tmp_path: Path) -> Case:
     return replace(case, quantize=QuantizeRules(outputs=True))
 
 
-def judged(case: Case, folder: Path, **limits: float) -> tuple[str, Evidence]:
-    check = check_of("parity", min_sqnr_db=20, **limits)
-    case = replace(case, checks=(check,))
-    with Session(root=folder, backend="onnxruntime") as session:
-        outcome = session.judge(case, check).verdict.outcome
-        return outcome, session.work(case).record.evidence
-
-
-def test_a_case_notes_a_slice_far_below_its_output_unless_it_has_a_limit(case: Case, tmp_path: Path) -> None:
-    outcome, evidence = judged(case, tmp_path)
-    assert outcome == "pass"
+def test_a_case_notes_a_slice_far_below_its_output_unless_it_has_a_limit(
+    wide_case: Case, tmp_path: Path
+) -> None:
+    notes, checks = [], (check_of("parity", min_sqnr_db=20), check_of("parity", min_slice_sqnr_db=10))
+    for check, outcome in zip(checks, ("pass", "fail"), strict=True):
+        own = replace(wide_case, id=outcome, checks=(check,))
+        with Session(root=tmp_path, backend="onnxruntime") as session:
+            assert session.judge(own, check).verdict.outcome == outcome
+            evidence = session.work(own).record.evidence
+        notes.append([line for line in evidence.warnings if "slice" in line])
     (found,) = evidence.parity.outputs
-    assert found.sqnr_db > 30
     worst = found.far_slice()
-    assert worst.axis == 1
-    assert worst.index in (4, 5)
-    (noted,) = [line for line in evidence.warnings if "slice" in line]
+    assert (worst.axis, worst.index in (4, 5)) == (1, True)
+    ((noted,), without) = notes
     assert f"slice {worst.index} of axis 1" in noted
-    outcome, evidence = judged(case, tmp_path, min_slice_sqnr_db=10)
-    assert outcome == "fail"
-    assert not any("slice" in line for line in evidence.warnings)
+    assert not without
+
+
+# ---- the Q/DQ pairs that cost the most accuracy ---------------------------------------------------
+
+TEXT = """chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+  [first] a = Conv<pads = [1, 1, 1, 1]>(x, w)  [relu] b = Relu(a)  [second] c = Conv<pads = [1, 1, 1, 1]>(b, w2)
+  [add] d = Add(b, c)  [third] y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
+
+
+def placed(tensor: str, *readers: tuple[str, int], scale: float, weight: bool = False) -> PlacedPair:
+    ends = tuple(Consumer(*reader) for reader in readers)
+    site = Site(tensor=tensor, consumers=ends, format="int8" if weight else "uint8", weight=weight)
+    return PlacedPair(site=site, scale=(scale,), zero_point=(0 if weight else 128,))
+
+
+# Activations are between -4 and 4, weights below one: only the pair that `second` reads has a coarse step.
+PAIRS = (
+    placed("x", ("first", 0), scale=0.04),
+    placed("w", ("first", 1), ("third", 1), scale=0.008, weight=True),
+    placed("b", ("second", 0), scale=2.0),
+    placed("b", ("add", 0), scale=0.04),
+    placed("w2", ("second", 1), scale=0.008, weight=True),
+    placed("d", ("third", 0), scale=0.08),
+)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    weights = {name: normal(8, 8, 3, 3, deviation=0.08, seed=at) for at, name in enumerate(("w", "w2"))}
+    return written_case(tmp_path, TEXT, {"x": normal(12, 8, 12, 12, seed=2)}, **weights)
+
+
+@pytest.fixture
+def bench(open_session: Open, case: Case) -> Prepared:
+    return open_session().work(case).prepared
+
+
+def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench: Prepared) -> None:
+    found = culprits_of(bench, PAIRS)
+    worst = found.pairs[0]
+    assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
+    assert worst.share > 0.9
+    assert (found.total, len(found.pairs), found.samples, found.data) == (6, 6, 8, "calibration")
+    assert found.output == "y"
+    others = culprits_of(bench, [pair for pair in PAIRS if pair.site.consumers[0].node != "second"])
+    assert worst.without_db == pytest.approx(others.together_db)
+    assert worst.without_db > found.together_db + 10
+
+
+def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: Prepared) -> None:
+    whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
+    assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
+    assert whole.rest == pytest.approx(0, abs=1e-9)
+    assert [pair.site for pair in some.pairs] == [pair.site for pair in whole.pairs[:2]]
+    assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
+    together = placed("b", ("second", 0), ("add", 0), scale=2.0)
+    assert culprits_of(bench, [together, *PAIRS[:2]], most=1).pairs[0].nodes == ("add", "second")
+
+
+def test_reasons_for_missing_pairs(bench: Prepared, session: Session, tmp_path: Path) -> None:
+    assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
+    late = culprits_of(bench, PAIRS, seconds=0.0)
+    assert (len(late.pairs), late.missing) == (1, "the time was over")
+    text = "f (float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)  [own] y = plugins.Op(a) }"
+    case = Case(id="default", model=saved(tmp_path / "own.onnx", text))
+    refused = culprits_of(session.work(case).prepared, [placed("x", ("relu", 0), scale=0.1)])
+    assert refused.pairs == ()
+    assert refused.missing.startswith("onnxruntime does not compute it: ")
+
+
+def test_pairs_of_another_tool_are_ranked_with_the_names_of_the_float_model() -> None:
+    digits = find_culprits(MODELS / "digits_resnet.onnx", EIGHT_BITS, most=None, calibration=CALIBRATION)
+    assert digits.total == len(digits.pairs) == 41  # 13 biases are no separate pairs
+    names = set(load_model(MODELS / "digits_resnet.onnx").by_name)
+    assert {node for pair in digits.pairs for node in pair.nodes} <= names
+    total = sum(10 ** (-pair.alone_db / 10) for pair in digits.pairs)
+    assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
+    first, second = digits.pairs[:2]
+    assert first.makes_output  # this tool quantizes the logits
+    assert first.nodes == ()
+    assert "/fc/Gemm" in second.nodes
+    assert 30 < digits.together_db < 60
+    assert first.without_db is not None
+    assert first.without_db > digits.together_db
+
+
+def test_responsible_pairs_are_searched_only_if_a_parity_check_fails(open_session: Open, case: Case) -> None:
+    session = open_session()
+    asked = replace(case, tune=TuneRules(trials=3))
+    loose, strict = (
+        replace(asked, id=str(least), checks=(check_of("parity", min_sqnr_db=least),)) for least in (5, 90)
+    )
+    assert session.judge(loose, loose.checks[0]).verdict.outcome == "pass"
+    assert session.evidence(loose, frozenset({"parity"})).culprits is None
+    assert session.evidence(strict, frozenset({"parity"})).culprits is None, "the check is not judged yet"
+    verdict = session.judge(strict, strict.checks[0]).verdict
+    assert verdict.outcome == "fail"
+    assert verdict.headline.endswith("by quantization")
+    assert any(section.title.startswith("Noisiest of") for section in verdict.sections)

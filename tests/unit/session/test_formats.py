@@ -1,4 +1,4 @@
-"""Float16 models, which may be tuned as copies in float32, and the float16 form of a model as a reference."""
+"""Number formats of a session: unsupported and mixed ones, types of plugin outputs, lint, and models in float16."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,21 +17,157 @@ import pytest
 from graph_text import saved
 from onnx import TensorProto
 from sessions import Open
+from written_cases import check_of, normal
 
 from qdqspec.app.preparation.files import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.backends.onnxruntime.engine import everything
+from qdqspec.backends.onnxruntime.engine import OnnxRuntime, everything
 from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
-from qdqspec.types import Case, CaseRecord, Interval, LatencyEvidence, RatioTest, TuneRules
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    Inputs,
+    Interval,
+    LatencyEvidence,
+    QuantizeRules,
+    RatioTest,
+    TuneRules,
+)
 from tests.support.arrays import arrays_of
 from tests.support.changed_models import in_float16
+
+
+@pytest.fixture
+def session(open_session: Open) -> Session:
+    return open_session()
+
+
+@pytest.fixture
+def case(case: Case) -> Case:
+    return replace(case, checks=(check_of("lint", target=["tensorrt-11", "onnxruntime-cpu"]),))
+
+
+def test_the_tuned_model_is_linted_for_the_requested_targets(session: Session, case: Case) -> None:
+    result = session.judge(case, case.checks[0])
+    (recorded,) = session.record().cases
+    assert set(recorded.evidence.lint) == {"tensorrt-11", "onnxruntime-cpu"}
+    assert not recorded.evidence.search.unchanged
+    # The simulated device supports asymmetric uint8, TensorRT does not.
+    assert result.verdict.outcome == "fail"
+    assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")
+    version = OnnxRuntime().probe().facts["onnxruntime"]
+    assert recorded.evidence.lint_loads["onnxruntime-cpu"] == f"onnxruntime {version} loaded it"
+    (loads,) = [section for section in result.verdict.sections if section.title == "Loads"]
+    assert dict(loads.rows) == recorded.evidence.lint_loads
+    static = replace(case, id="static", checks=(check_of("lint", target="onnxruntime-cpu", load=False),))
+    session.judge(static, static.checks[0])
+    note = "static rules only, not loaded: not asked for"
+    assert session.record().cases[1].evidence.lint_loads == {"onnxruntime-cpu": note}
+
+
+def test_an_unsupported_format_makes_a_case_unavailable_with_the_reason(
+    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert session.availability(case).usable
+    found = session.availability(replace(case, quantize=QuantizeRules(format="int16")))
+    assert not found.usable
+    assert found.why == "fake has no int16 on this device"
+    assert "int8" in found.install
+    reasons = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
+    backend = session.runtime().backend
+    known = backend.capabilities(session.runtime().options)
+    here = replace(known, formats=("int8", "fp8"), lacking=reasons)
+    monkeypatch.setattr(backend, "capabilities", lambda _: here)
+    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
+    assert found.why == f"fake has no nvfp4 on this device; {reasons['nvfp4']}"
+
+
+def test_several_formats_are_mixed_and_reported_for_each_pair(session: Session, case: Case) -> None:
+    mixed = replace(
+        case,
+        quantize=QuantizeRules(format="int8+fp8+int16"),
+        tune=TuneRules(trials=20, min_sqnr_db=30.0),  # some candidates are below the limit
+        checks=(),
+    )
+    assert session.availability(mixed).usable
+    evidence = session.evidence(mixed, frozenset({"parity"}))
+    labels = {label for t in evidence.search.trials for _, label in t.placement.labels}
+    assert labels == {"in+out", "fp8:in+out"}
+    assert evidence.pairs
+    assert {pair.site.format for pair in evidence.pairs} <= {"uint8", "int8", "fp8"}
+    (note,) = [warning for warning in evidence.warnings if "int16" in warning]
+    assert note == (
+        "format int16 is left out: fake does not have it on this device; the search chooses among int8, fp8"
+    )
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])
+def test_the_sqnr_of_blocked_activations_is_measured_on_a_cpu(
+    session: Session, case: Case, tmp_path: Path, name: str, least: float, most: float
+) -> None:
+    """TensorRT's operators are replaced by equivalent computations."""
+    text = "mlp (float[4,256] x) => (float[4,64] y) { a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"
+    weights = {"u": normal(256, 256), "v": normal(256, 64, seed=1)}
+    layers = replace(
+        case,
+        model=saved(tmp_path / "mlp.onnx", text, opset=17, ir_version=8, **weights),
+        inputs=Inputs(),
+        quantize=QuantizeRules(format=name),
+        tune=TuneRules(trials=4, min_sqnr_db="none"),
+        checks=(),
+    )
+    evidence = session.evidence(layers, frozenset({"parity"}))
+    assert {pair.site.format for pair in evidence.pairs} == {name}
+    assert {pair.site.weight for pair in evidence.pairs} == {True, False}
+    assert least < evidence.parity.sqnr_db < most
+
+
+PLUGINS = """g (float16[1, 8, 8] x) => (float16[1, 8, 8] y) {
+    [a] a = plugins.Rotate(x)  [b] b = plugins.Rotate(a)  [m] c = MatMul(a, b)  [n] d = MatMul(c, b)
+    [e] y = plugins.Rotate(d) }"""
+
+
+def exported(session: Session, folder: Path, **asked: Any) -> tuple[Path, Path, Path]:
+    """The model, the same with everything quantized, and the scheme of that."""
+    model, scales = saved(folder / "plugin.onnx", PLUGINS), folder / "scales.json"
+    scales.write_text(json.dumps(dict.fromkeys("abcd", 2.0)))
+    with session.study(model, scales=scales, min_sqnr_db="none", **asked) as study:
+        everything = study.space.resolve(study.space.everything())
+        files = (study.export(folder / name, everything) for name in ("tuned.onnx", "scheme.json"))
+        return model, *files
+
+
+@pytest.mark.parametrize(
+    ("dq_dtype", "elem_type"), [("float16", TensorProto.FLOAT16), ("float32", TensorProto.FLOAT)]
+)
+def test_scales_and_outputs_have_the_given_type(
+    session: Session, tmp_path: Path, dq_dtype: str, elem_type: int
+) -> None:
+    model, path, scheme = exported(session, tmp_path, dq_dtype=dq_dtype)
+    tuned = load_model(path)
+    dequantizers = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
+    assert len(dequantizers) == 4
+    assert {tuned.elem_type(node.outputs[0]) for node in dequantizers} == {elem_type}
+    assert {tuned.constants[node.inputs[1]].data_type for node in dequantizers} == {elem_type}
+    assert read_scheme(scheme).dq_dtype == dq_dtype
+    applied = apply_scheme(load_model(model), scheme).proto
+    assert list(applied.graph.node) == list(tuned.proto.graph.node)
+
+
+def test_outputs_of_plugins_are_not_quantized_without_a_given_type(session: Session, tmp_path: Path) -> None:
+    _, path, scheme = exported(session, tmp_path)
+    assert not any(node.op_type == "DequantizeLinear" for node in load_model(path).nodes)
+    assert read_scheme(scheme).dq_dtype is None
+
+
+# ---- float16 models, which may be tuned as copies in float32 --------------------------------------
 
 MODELS = {
     "convolutions": """g (float[1,16,16,16] x) => (float[1,16] y) {
@@ -59,20 +196,20 @@ def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     root = tmp_path_factory.mktemp("root")
     with Session(backend="onnxruntime", root=root, no_cache=True) as opened:
         yield opened
 
 
-def study_of(session: Session, half: Path) -> Study:
-    return session.study(half, calibration=half.with_name("data.npz"), min_sqnr_db="none", corrections="none")
+def study_of(shared: Session, half: Path) -> Study:
+    return shared.study(half, calibration=half.with_name("data.npz"), min_sqnr_db="none", corrections="none")
 
 
 @pytest.fixture(scope="module")
-def quantized(session: Session, half: Path) -> Path:
+def quantized(shared: Session, half: Path) -> Path:
     """The model with everything quantized; its scheme is beside it."""
-    with study_of(session, half) as study:
+    with study_of(shared, half) as study:
         placement = study.space.resolve(study.space.everything())
         study.export(half.with_name("scheme.json"), placement)
         return study.export(half.with_name("tuned.onnx"), placement)
@@ -128,22 +265,15 @@ def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantiz
     assert (bool(found.added), found.removed) == (True, ())
     assert (found.skeleton.differs, found.skeleton.converted) == (False, True)
     for original in (given, None):
-        imported = import_placement(tuned, original)
-        write_scheme(
-            half.with_name("imported.json"),
-            imported.placement,
-            imported.pairs,
-            "imported",
-            imported.positions,
-            factors=imported.equalized,
-            is_converted=imported.is_converted,
-        )
-        assert diff_models(tuned, Model(apply_scheme(given, half.with_name("imported.json")).proto)).same
+        own, path = import_placement(tuned, original), half.with_name("imported.json")
+        more = {"factors": own.equalized, "is_converted": own.is_converted}
+        write_scheme(path, own.placement, own.pairs, "imported", own.positions, **more)
+        assert diff_models(tuned, Model(apply_scheme(given, path).proto)).same
 
 
-def test_the_result_compares_all_with_the_float16_model(session: Session, half: Path) -> None:
+def test_the_result_compares_all_with_the_float16_model(shared: Session, half: Path) -> None:
     rules = TuneRules(trials=4, preset="quick")
-    evidence = session.evidence(Case(id="default", model=half, tune=rules), frozenset({"latency", "parity"}))
+    evidence = shared.evidence(Case(id="default", model=half, tune=rules), frozenset({"latency", "parity"}))
     assert {"reference", "tuned", "float32"} <= evidence.latency.samples.keys()
     assert evidence.search.converted_from == "float16"
     assert "converted to float32 without pairs it takes" in evidence.search.reason
@@ -152,7 +282,6 @@ def test_the_result_compares_all_with_the_float16_model(session: Session, half: 
     assert "float32" in {other["role"] for other in recorded["others"]}
     assert any("pairs are inserted into a copy in float32" in warning for warning in evidence.warnings)
     output = evidence.output
-    assert output is not None
     assert is_converted(load_model(output / "float32.onnx"))
     assert (output / "reference.onnx").read_bytes() == half.read_bytes()
     tuned = load_model(output / "tuned.onnx")
@@ -162,11 +291,10 @@ def test_the_result_compares_all_with_the_float16_model(session: Session, half: 
     assert is_converted(Model(applied)) != evidence.search.unchanged
 
 
-def test_float16_models_stay_on_a_backend_with_kernels_for_them(tmp_path: Path, half: Path) -> None:
-    with (
-        Session(backend="fake", root=tmp_path, no_cache=True) as session,
-        session.study(half, min_sqnr_db="none") as study,
-    ):
+def test_float16_models_stay_on_a_backend_with_kernels_for_them(
+    open_session: Open, tmp_path: Path, half: Path
+) -> None:
+    with open_session().study(half, min_sqnr_db="none") as study:
         placement = study.space.resolve(study.space.everything())
         path = study.export(tmp_path / "tuned.onnx", placement)
         assert not [warning for warning in study.warnings if "float16" in warning]
@@ -193,21 +321,9 @@ def test_an_operator_of_a_plugin_is_named_if_it_prevents_the_conversion(tmp_path
     base, note = with_integer_kernels(model, quantizes_half=False)
     assert base is model
     assert "it cannot be converted to float32: node 'turn' of operator plugins:Rotate" in note
-    assert with_integer_kernels(model, quantizes_half=True) == (model, "")
 
 
 # ---- the float16 form of a float32 model as another reference -----------------------------------------
-
-EVIDENCE = frozenset({"latency", "parity"})
-
-
-@pytest.fixture
-def model(project: Path) -> Path:
-    return project / "chain.onnx"
-
-
-def case_of(model: Path, **rules: bool) -> Case:
-    return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
 
 
 @pytest.mark.parametrize(
@@ -215,18 +331,14 @@ def case_of(model: Path, **rules: bool) -> Case:
     [(False, True, True), (True, None, True), (True, False, False), (False, None, False)],
 )
 def test_the_float16_reference_is_timed_on_request_or_if_the_backend_computes_in_float16(
-    open_session: Open,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    computes: bool,
-    asked: bool | None,
-    timed: bool,
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, computes: bool, asked: Any, timed: bool
 ) -> None:
     session = open_session()
-    known = session.runtime().backend.capabilities(session.runtime().options)
-    able = replace(known, computes_in_half=computes)
-    monkeypatch.setattr(session.runtime().backend, "capabilities", lambda *_: able)
-    evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
+    backend = session.runtime().backend
+    able = replace(backend.capabilities(session.runtime().options), computes_in_half=computes)
+    monkeypatch.setattr(backend, "capabilities", lambda *_: able)
+    case = replace(case, tune=TuneRules(trials=4, float16=asked))
+    evidence = session.evidence(case, frozenset({"latency"}))
     assert ("float16" in evidence.latency.samples) == timed
     recorded = case_to_json(CaseRecord(evidence=evidence))
     assert ("float16" in {other["role"] for other in recorded["others"]}) == timed

@@ -1,0 +1,351 @@
+"""What a search starts from: models that are given quantized and their scales, caches, schemes and journals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from graph_text import model_of, saved
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from random_models import ranges_for
+from sessions import Open
+from written_cases import digits_case
+
+from qdqspec.app.preparation.correcting import without_overflows
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.app.preparation.start import kept_scales
+from qdqspec.app.preparation.start import warm_starts as starts_of
+from qdqspec.app.session import Session
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import ConfigError, ModelError, StateError
+from qdqspec.graph.definition import is_quantized
+from qdqspec.graph.fold import fold_batchnorm, fold_weights
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.regions.search import find_regions
+from qdqspec.graph.storage import save_model
+from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.pattern_cache import cache_text, gather
+from qdqspec.qdq.quantizer import Quantizer, weight_key
+from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.strip import strip_qdq
+from qdqspec.search.journal import Journal
+from qdqspec.types import Case, Consumer, PatternRules, Placement, QuantizeRules, Site, Trial, TuneRules
+from tests.support.weights import floating
+
+DATA = Path(__file__).parents[2] / "data"
+STATIC = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+FORMS = {
+    "pairs": STATIC,
+    "pairs with float weights": DATA / "digits_resnet_qat_qdq.onnx",
+    "pairs of constants": DATA / "qdq_conv_polygraphy.onnx",
+}
+
+
+@pytest.fixture
+def given_case(models: Path, tmp_path: Path) -> Case:
+    case = digits_case(models, tmp_path, 4, quantize=QuantizeRules(corrections="none"))
+    return replace(case, model=STATIC)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "dynamic"])
+def test_the_reference_is_the_float_form(session: Session, form: str, models: Path, tmp_path: Path) -> None:
+    path = FORMS.get(form, tmp_path / "dynamic.onnx")
+    if form == "dynamic":
+        quantize_dynamic(models / "digits_resnet.onnx", path, weight_type=QuantType.QUInt8)
+    work = session.work(Case(id="default", model=path))
+    given = work.prepared.given
+    assert not is_quantized(given)
+    assert given.where == str(path)
+    assert given.sha256 != load_model(path).sha256, "what is known of the model as given holds for another"
+    assert given.proto.graph.node == strip_qdq(load_model(path)).proto.graph.node
+    assert any("the model is given quantized" in note for note in work.prepared.warnings)
+
+
+def test_the_search_starts_from_placement_and_scales_of_the_given_model(
+    session: Session, given_case: Case
+) -> None:
+    plain = session.work(given_case).prepared
+    asked = started(session, replace(given_case, model=plain.given.path), STATIC)
+    everything = plain.space.resolve(plain.space.everything())
+    assert plain.start_scales.ranges == asked.start_scales.ranges
+    assert len(plain.start_scales.ranges) > 10
+    for site in everything.ordered:
+        np.testing.assert_array_equal(plain.numbers.params(site).scale, asked.numbers.params(site).scale)
+
+
+def test_the_model_as_given_is_built_after_the_reference(open_session: Open, given_case: Case) -> None:
+    result = open_session().tune(replace(given_case, tune=TuneRules(trials=3)))
+    (given,) = (trial for trial in result.trials if trial.phase == "given")
+    assert (given.number, given.ok, given.placement.given) == (1, True, True)
+    assert given.race is not None
+    assert sum("the given model's own placement takes" in text for text in result.evidence.warnings) == 1
+    assert "given" in result.latency.ratios or result.search.winner.given
+
+
+def test_the_model_as_given_may_be_selected_and_is_written_unchanged(
+    open_session: Open, given_case: Case
+) -> None:
+    """The budget ends before the search has other candidates."""
+    result = open_session().tune(replace(given_case, tune=TuneRules(trials=1)))
+    assert result.search.winner.given
+    assert not result.search.unchanged
+    assert "the given model's own placement" in result.search.reason
+    assert onnx.load(result.model) == onnx.load(STATIC)
+    scheme = result.evidence.output / "scheme.json"
+    assert read_scheme(scheme).placement.sites == result.search.winner.sites
+    again = apply_scheme(load_model(result.evidence.output / "reference.onnx"), scheme)
+    assert is_quantized(Model(again.proto))
+
+
+def test_its_accuracy_is_measured_and_limits_apply_to_it(session: Session, given_case: Case) -> None:
+    result = session.tune(replace(given_case, tune=TuneRules(trials=2, min_sqnr_db=200.0)))
+    (given,) = (trial for trial in result.trials if trial.placement.given)
+    assert 10 < given.sqnr_db < 100
+    assert result.search.unchanged
+    assert any("which misses the limits" in text for text in result.evidence.warnings)
+
+
+def test_a_given_model_with_excluded_pairs_is_no_candidate(open_session: Open, given_case: Case) -> None:
+    denied = PatternRules(deny=("Conv",))
+    result = open_session().tune(replace(given_case, tune=TuneRules(trials=2), patterns=denied))
+    assert not any(trial.placement.given for trial in result.trials)
+    assert any("the model as given is no candidate" in text for text in result.evidence.warnings)
+
+
+def test_a_comparison_of_models_takes_the_quantized_one_as_it_is(session: Session, tmp_path: Path) -> None:
+    """Without a product, of which 8-bit sums may saturate."""
+    text = """g (float[4, 64] x) => (float[4, 64] y) <float s = {0.1}, uint8 z = {128}> {
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  y = Relu (d) }"""
+    path = saved(tmp_path / "quantized.onnx", text, opset=17, ir_version=8)
+    work = session.work(Case(id="default", model=path))
+    assert work.parity_with(path).sqnr_db > 100
+    assert work.parity_with(work.prepared.given.path).sqnr_db < 60
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    rules = QuantizeRules(corrections="none", calibration="entropy")
+    return digits_case(models, tmp_path, 4, quantize=rules)
+
+
+@pytest.fixture
+def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
+    """The model quantized with other ranges than those of the case."""
+    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).prepared
+    placement = own.space.resolve(own.space.everything())
+    path = tmp_path / "trained.onnx"
+    save_model(insert_qdq(own.model, placement, own.numbers).proto, path)
+    return own, placement, path
+
+
+def started(session: Session, case: Case, path: Path) -> Prepared:
+    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).prepared
+
+
+def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
+    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
+) -> None:
+    own, placement, path = trained
+    plain, kept = session.work(case).prepared, started(session, case, path)
+    again = started(session, replace(case, quantize=replace(case.quantize, scales="recalibrate")), path)
+    for site in placement.ordered:
+        params = [each.numbers.params(site) for each in (own, kept, plain, again)]
+        np.testing.assert_allclose(params[1].scale, params[0].scale, rtol=1e-6)
+        assert (params[1].zero_point == params[0].zero_point).all()
+        np.testing.assert_array_equal(params[3].scale, params[2].scale)
+    activations = [site for site in placement.ordered if not site.weight]
+    assert any((plain.numbers.params(s).scale != own.numbers.params(s).scale).any() for s in activations)
+    assert any("scales of" in note and "are kept" in note for note in kept.warnings)
+    assert not any("scales of" in note for note in started(session, case, case.model).warnings)
+
+
+def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
+    own, placement, _ = trained
+    numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
+    save_model(insert_qdq(own.model, placement, numbers).proto, tmp_path / "q.onnx")
+    notes: list[str] = []
+    paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
+    kept = kept_scales(own.model, paths, notes.append)
+    weights = {weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"}
+    assert weights == kept.weights.keys()
+    assert not any("overflow" in note for note in notes)
+    saturating = Quantizer(own.model, ranges_for(own.model), reduce_range=True)
+    fewer = without_overflows(kept.weights, saturating, notes.append)
+    assert len(fewer) < len(kept.weights)
+    assert any((each > kept.weights[key]).any() for key, each in fewer.items()), "of channels"
+    assert any("would overflow" in note for note in notes)
+
+
+def test_scales_of_a_weight_with_other_values_or_another_zero_point_are_not_kept(tmp_path: Path) -> None:
+    """quantize_static quantizes the weight of a Conv before BatchNormalization is folded into it.
+
+    It gives a constant of Add uint8 and zero point 0; with 128 the same scale would clip it.
+    """
+    text = """(float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y)
+        <float[4] ones = {1, 1, 1, 1}, float[4] variance = {9, 9, 9, 9}> {
+            c = Conv (x, w)  y = BatchNormalization (c, ones, ones, ones, variance) }"""
+    model = model_of(text, w=(4, 4, 1, 1))
+    site = Site(tensor="w", consumers=(Consumer("c", 1),), format="int8", axis=0, weight=True)
+    placement = Placement(sites=frozenset({site}))
+    path, notes = tmp_path / "q.onnx", list[str]()
+    save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, path)
+    kept = kept_scales(model, [path], notes.append)
+    assert kept.weights.keys() == {weight_key(site)}
+    assert not kept_scales(fold_weights(model).model, [path], notes.append).weights
+    assert "q.onnx: the scales of 1 weight are not kept: they are for other values" in notes[-1]
+    text = """(float[1, 4] x) => (float[1, 4] y) <float s = {0.02}, uint8 z = {0}, float k = {3.0}> {
+        q = QuantizeLinear (k, s, z)  d = DequantizeLinear (q, s, z)  y = Add (x, d) }"""
+    quantized = model_of(text)
+    onnx.save(quantized.proto, path)
+    assert not kept_scales(Model(strip_qdq(quantized).proto), [path], [].append).weights
+
+
+# ---- placements in files --------------------------------------------------------------------------
+
+HERE = ("onnxruntime-cpu", "this-machine")
+
+
+@pytest.fixture
+def space(models: Path) -> SchemeSpace:
+    model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(space: SchemeSpace, notes: list[str]) -> SimpleNamespace:
+    """The used part of a prepared case."""
+    backend, device = SimpleNamespace(target=HERE[0]), SimpleNamespace(key=HERE[1])
+    return SimpleNamespace(space=space, backend=backend, device=device, note_once=notes.append)
+
+
+def warm_starts(paths: Sequence[Path], start: SimpleNamespace) -> tuple[Placement, ...]:
+    start.case = Case(id="default", model=Path("net.onnx"), tune=TuneRules(start_from=tuple(paths)))
+    return starts_of(start)
+
+
+@pytest.fixture
+def half(space: SchemeSpace) -> Placement:
+    """A placement with some quantized units, which is no pure labelling."""
+    return space.resolve({unit.id: unit.full for unit in space.units[:9]})
+
+
+def numbers(space: SchemeSpace) -> Quantizer:
+    return Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
+
+
+def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
+    trial = Trial(number=0, phase="pure", placement=placement, ratio=0.5)
+    path.write_text(cache_text(gather([trial], space, target, HERE[1])))
+    return path
+
+
+@pytest.mark.parametrize("weights", ["integer", "float"])
+def test_a_quantized_model_is_a_warm_start_with_its_placement(
+    start: SimpleNamespace, half: Placement, tmp_path: Path, weights: str
+) -> None:
+    """Another tool gives its pairs other names."""
+    path, given = tmp_path / "tuned.onnx", floating(half.sites, weights)
+    proto = insert_qdq(start.space.model, half, numbers(start.space), floating=given).proto
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.name = f"another_tool/{node.name}"
+    save_model(proto, path)
+    (found,) = warm_starts([path], start)
+    assert found == half
+    assert found.labels == half.labels
+
+
+def test_placements_of_files_are_ordered_and_distinct(
+    start: SimpleNamespace, half: Placement, tmp_path: Path
+) -> None:
+    everything = start.space.resolve(start.space.everything())
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
+    cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
+    same = cache_at(tmp_path / "same.yaml", start.space, half)
+    assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
+
+
+def test_another_model_is_noted(
+    start: SimpleNamespace, notes: list[str], models: Path, tmp_path: Path
+) -> None:
+    model = load_model(models / "squeezenet10.onnx")
+    other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+    path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
+    assert warm_starts([path, models / "digits_resnet.onnx"], start) == ()
+    assert notes[0] == "patterns.yaml contains no placement for this model"
+    assert "digits_resnet.onnx contains no placement for this model" in notes
+
+
+def test_files_of_another_backend_are_an_error(
+    start: SimpleNamespace, half: Placement, tmp_path: Path
+) -> None:
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
+    cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
+    trial = Trial(number=0, phase="pure", placement=half, ratio=1.0, incumbent=True)
+    journal = journal_at(tmp_path / "trials.jsonl", [trial], backend="tensorrt-10")
+    for path in (scheme, cache, journal):
+        with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
+            warm_starts([path], start)
+        assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.jsonl", "a.onnx", "a.txt"])
+def test_missing_damaged_and_other_files_are_an_error_with_the_path(
+    start: SimpleNamespace, tmp_path: Path, name: str
+) -> None:
+    error = {".onnx": ModelError, ".txt": ConfigError}.get(Path(name).suffix, StateError)
+    for write in (lambda _: None, lambda path: path.write_bytes(b"\x00\x01{[")):
+        write(tmp_path / name)
+        with pytest.raises(error, match=name):
+            warm_starts([tmp_path / name], start)
+
+
+# ---- journals -----------------------------------------------------------------------------------
+
+
+def journal_at(path: Path, trials: Sequence[Trial], backend: str = HERE[0]) -> Path:
+    with Journal.open(path, {"backend": backend, "device": HERE[1]}) as journal:
+        for trial in trials:
+            journal.append(trial)
+    return path
+
+
+@pytest.fixture
+def searched(start: SimpleNamespace, half: Placement) -> list[Trial]:
+    """A search with the winner ``half``, whose confirmation found full quantization faster."""
+    space = start.space
+    reference, everything = space.resolve({}), space.resolve(space.everything())
+    return [
+        Trial(number=0, phase="pure", placement=reference, ratio=1.0, incumbent=True),
+        Trial(number=1, phase="pure", placement=everything, ratio=0.6, incumbent=True),
+        Trial(number=2, phase="refine", placement=half, ratio=0.5, incumbent=True),
+        Trial(number=3, phase="confirm", placement=reference, ratio=1.0),
+        Trial(number=4, phase="confirm", placement=half, ratio=0.59),
+        Trial(number=5, phase="confirm", placement=everything, ratio=0.58),
+    ]
+
+
+def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
+    start: SimpleNamespace, searched: list[Trial], half: Placement, tmp_path: Path
+) -> None:
+    everything = searched[1].placement
+    path = journal_at(tmp_path / "trials.jsonl", searched)
+    before = path.read_bytes()
+    assert warm_starts([path], start) == (everything, half)
+    assert path.read_bytes() == before
+    unfinished = journal_at(tmp_path / "unfinished.jsonl", searched[:3])
+    unfinished.write_bytes(unfinished.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
+    assert warm_starts([unfinished], start) == (half, everything)
