@@ -153,16 +153,21 @@ def verdict(
     advice: str = "",
     command: str = "",
 ) -> Verdict:
-    """A verdict with the headline cut to one line; numbers that are not finite are omitted."""
+    """A verdict with the headline cut to one line; empty sections and numbers that are not finite are omitted."""
     finite = {name: float(value) for name, value in (numbers or {}).items() if math.isfinite(value)}
     return Verdict(
         outcome=outcome,
         headline=plain(headline, WIDTH),
-        sections=sections,
+        sections=with_content(sections),
         numbers=finite,
         advice="" if outcome == "pass" else advice,
         command=command,
     )
+
+
+def with_content(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """The sections that have rows or text."""
+    return tuple(section for section in sections if section.rows or section.text)
 
 
 class LimitResult(NamedTuple):
