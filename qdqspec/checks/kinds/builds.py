@@ -56,12 +56,11 @@ class BuildsCheck:
         if len(builds) < len(found):
             return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")
         if missing := [build for build in builds if build.missing]:
-            return verdict(
-                "inconclusive",
+            what, cure = (
                 f"backend {params.backend} is not usable here: {plain(missing[0].missing)}",
-                advice=missing[0].cure,
-                command=missing[0].cure if missing[0].cure.startswith("pip ") else "",
+                missing[0].cure,
             )
+            return verdict("inconclusive", what, advice=cure, command=cure if cure.startswith("pip ") else "")
         wrong = [build for build in builds if _problem_text(params, build)]
         decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
         counted = [build for build in builds if build.share is not None]
@@ -89,7 +88,6 @@ class BuildsCheck:
             *(
                 Section(title=f"Refusal for {one.target or one.backend}", text=plain(one.refused, _SHOWN))
                 for one in builds
-                if one.refused
             ),
             numbers={f"8bit.{build.target}": build.share for build in counted if build.share is not None},
             advice=decisive.cure or _ADVICE,
