@@ -231,8 +231,3 @@ def untimed(what: str, evidence: Evidence) -> Verdict:
             "Time it on a machine with the device: tune with --start-from this scheme, or --qdq-mode=measure.",
         )
     return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")
-
-
-def is_unchanged(evidence: Evidence) -> bool:
-    """Whether the search selected the reference itself."""
-    return evidence.search is not None and evidence.search.unchanged

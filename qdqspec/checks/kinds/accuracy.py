@@ -85,10 +85,10 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitRes
         holds = drop <= params.max_drop + SLACK
         value, most = texts_apart(text, drop, params.max_drop, SLACK)
         moved = f"{text(measured.reference)} to {text(measured.tuned)}"
-        words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
-        found.append(
-            LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))
+        words = (
+            f"{f'{name} fell by {value}' if drop > 0 else f'{name} did not fall'} ({moved}), allowed {most}"
         )
+        found.append(LimitResult(words, holds, ("drop", value, f"at most {most}")))
     return found
 
 

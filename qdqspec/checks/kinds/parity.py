@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
-from qdqspec.checks.base import WIDTH, CheckParams, is_unchanged, unmeasured, verdict, with_content
+from qdqspec.checks.base import WIDTH, CheckParams, unmeasured, verdict, with_content
 from qdqspec.checks.parity_params import AGREEMENT, LIMITS, SLICE, WHOLE, Limit, ParityParams, broken
 from qdqspec.types import (
     CulpritEvidence,
@@ -164,7 +164,7 @@ def _judge_unmeasured(
             "Name the output with the scores in outputs, and their axis in class_axis.",
         )
     searched = evidence.parity_search.get(params.evidence_key)
-    if params.search is not None and not is_unchanged(evidence) and not (searched and searched.tried):
+    if params.search is not None and evidence.status != "unchanged" and not (searched and searched.tried):
         why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
         return unmeasured(
             "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."

@@ -142,10 +142,10 @@ def _conclude(
         advice = "Measure again on a quieter machine, or raise the allowance: the interval contains it."
         return f"{moved} ({bounds}): too noisy to tell from the {allowed}", advice
     advice = f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
-    if evidence.search is not None and evidence.search.unchanged:
+    if evidence.status == "unchanged":
         advice = (
-            f"The float model is selected now ({plain(evidence.search.reason)}). If this is intended, renew the "
-            f"baseline and commit it: {found.command}"
+            f"The float model is selected now ({plain(evidence.reason)}). If this is intended, renew the baseline and "
+            f"commit it: {found.command}"
         )
     return f"{against}, {allowed}", advice
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec._core.units import at_least_text, at_most_text, interval_text, ratio_text
-from qdqspec.checks.base import CheckParams, is_unchanged, untimed, verdict
+from qdqspec.checks.base import CheckParams, untimed, verdict
 from qdqspec.checks.kinds.latency import measured_section
 from qdqspec.checks.rejected import candidates_section, faster_advice
 from qdqspec.spec.fields import Positive
@@ -29,7 +29,7 @@ class SpeedupCheck:
 
     def judge(self, params: SpeedupParams, evidence: Evidence) -> Verdict:
         """Pass at or above the minimum, fail if the whole interval is below it; an unchanged model has the factor 1."""
-        if is_unchanged(evidence):
+        if evidence.status == "unchanged":
             return _unchanged(params, evidence)
         if evidence.latency is None:
             return untimed("latency", evidence)
