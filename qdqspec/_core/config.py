@@ -358,14 +358,10 @@ _Layer = list[tuple[str, object, str]]
 def _from_environment(environ: Mapping[str, str]) -> _Layer:
     by_variable = {option.variable: option for option in OPTIONS}
     layer: _Layer = []
-    for name in sorted(environ):
-        if not name.startswith(ENVIRONMENT_PREFIX):
-            continue
+    for name in sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX)):
         if name not in by_variable:
-            near = did_you_mean(name, list(by_variable))
-            raise ConfigError(
-                f"unknown environment variable {name}{near}", cure="unset it, or correct its name"
-            )
+            what = f"unknown environment variable {name}{did_you_mean(name, list(by_variable))}"
+            raise ConfigError(what, cure="unset it, or correct its name")
         option, value = by_variable[name], environ[name]
         layer.append((option.key, value.split(os.pathsep) if option.kind == "many" else value, name))
     return layer

@@ -95,12 +95,8 @@ def parse_json(data: bytes) -> Any:
     if data.count(b"{") + data.count(b"[") > _MOST_PARTS:
         raise TooLargeError(f"it has more than {_MOST_PARTS:,} parts")
     try:
-        found = json.loads(
-            data.decode("utf-8-sig"),
-            object_pairs_hook=_object,
-            parse_constant=_finite,
-            parse_float=_finite,
-        )
+        text = data.decode("utf-8-sig")
+        found = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except RecursionError:

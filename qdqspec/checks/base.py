@@ -52,11 +52,6 @@ def _bytes(value: object) -> object:
 ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
 
 
-def as_list(value: Any) -> Any:
-    """A text is short for a list of it."""
-    return [value] if isinstance(value, str) else value
-
-
 class CheckParams(BaseModel):
     """The keys that every check has, whatever its kind. Unknown keys are errors."""
 

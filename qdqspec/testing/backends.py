@@ -114,10 +114,8 @@ class BackendContract:
     @pytest.fixture
     def model(self, backend: Backend, options: BuildOptions) -> Callable[[bool], onnx.ModelProto]:
         """The small model, with pairs or without, its activations in the type that the backend uses."""
-        taken: Literal["uint8", "int8"] = (
-            "int8" if backend.capabilities(options).activations.get("int8") == "int8" else "uint8"
-        )
-        return lambda quantized: small_model(quantized=quantized, activations=taken)
+        signed = backend.capabilities(options).activations.get("int8") == "int8"
+        return lambda quantized: small_model(quantized=quantized, activations="int8" if signed else "uint8")
 
     @pytest.fixture
     def feeds(self) -> dict[str, Array]:

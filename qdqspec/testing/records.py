@@ -145,26 +145,6 @@ def sample_rejected() -> tuple[RejectedCandidate, ...]:
     return fastest, everything
 
 
-def sample_accuracy() -> AccuracyEvidence:
-    """354 of 360 samples right before, 353 after: two became wrong, and one right."""
-    return AccuracyEvidence(
-        metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
-    )
-
-
-def sample_bound() -> AccuracyBound:
-    """A search limited to a drop of one per cent, with three scored candidates."""
-    return AccuracyBound(
-        metric="top1",
-        least=354 / 360 - 0.01,
-        reference=354 / 360,
-        shipped=353 / 360,
-        best=353 / 360,
-        scored=3,
-        samples=360,
-    )
-
-
 def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
     """A comparison with a baseline, slower by ``change``, with bounds two per cent to each side."""
     moved = 1 + change
@@ -203,10 +183,8 @@ def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-de
 
 def sample_front(search: SearchResult) -> SearchResult:
     """The search with both objectives, latency and accuracy: the selected point is in the middle of the front."""
-    measured = (None, 24.1, 21.3, 31.0, 28.2)
-    trials = tuple(
-        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, measured, strict=True)
-    )
+    measured = zip(search.trials, (None, 24.1, 21.3, 31.0, 28.2), strict=True)
+    trials = tuple(replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in measured)
     points = (
         (0.583, 9, 22.4, 0.9712),
         (0.64, 9, 28.2, 0.9806),
@@ -223,9 +201,8 @@ def sample_front(search: SearchResult) -> SearchResult:
         )
         for number, (ratio, pairs, sqnr_db, accuracy) in enumerate(points)
     )
-    return replace(
-        search, trials=trials, front=front, errors=sample_errors(), corrections=sample_corrections()
-    )
+    gains, errors = sample_corrections(), sample_errors()
+    return replace(search, trials=trials, front=front, errors=errors, corrections=gains)
 
 
 def sample_corrections() -> tuple[CorrectionGain, ...]:
@@ -321,9 +298,8 @@ DEVICE = DeviceKey(
 
 def sample_run() -> RunRecord:
     """Three cases: a speed-up with one failing check, an unchanged model, and one from the cache with accuracy."""
-    return RunRecord(
-        version="0.1.0", started=STARTED, seconds=754.2, cases=(faster_case(), alone_case(), cached_case())
-    )
+    cases = (faster_case(), alone_case(), cached_case())
+    return RunRecord(version="0.1.0", started=STARTED, seconds=754.2, cases=cases)
 
 
 def empty_run() -> RunRecord:
@@ -334,9 +310,8 @@ def empty_run() -> RunRecord:
 def bare_run() -> RunRecord:
     """A case without measurements, so that all its checks are inconclusive."""
     case = _case("bare", "", ("latency", {"max_ms": 3}), ("parity", {"min_cosine": 0.99}))
-    return RunRecord(
-        version="0.1.0", started=STARTED, seconds=1.0, cases=(judged(_evidence(case, node_ops={})),)
-    )
+    cases = (judged(_evidence(case, node_ops={})),)
+    return RunRecord(version="0.1.0", started=STARTED, seconds=1.0, cases=cases)
 
 
 # Markup of terminals, HTML, Markdown tables and spreadsheets, and right-to-left text.
@@ -378,9 +353,8 @@ def hostile_run() -> RunRecord:
         replace(result, id=HOSTILE, verdict=replace(result.verdict, headline=HOSTILE, advice=HOSTILE))
         for result in record.results
     )
-    return RunRecord(
-        version=HOSTILE, started=HOSTILE, seconds=1.0, cases=(CaseRecord(evidence=evidence, results=results),)
-    )
+    cases = (CaseRecord(evidence=evidence, results=results),)
+    return RunRecord(version=HOSTILE, started=HOSTILE, seconds=1.0, cases=cases)
 
 
 def faster_case() -> CaseRecord:
@@ -435,6 +409,20 @@ def cached_case() -> CaseRecord:
     )
     cached = Provenance(source="cached", age_seconds=7400)
     pairs = sample_pairs(9, whole=9)
+    # 354 of 360 samples right before, 353 after: two became wrong, and one right
+    before, after, samples = 354 / 360, 353 / 360, 360
+    accuracy = AccuracyEvidence(
+        metric="top1", reference=before, tuned=after, samples=samples, lost=2, gained=1
+    )
+    bound = AccuracyBound(
+        metric="top1",
+        least=before - 0.01,
+        reference=before,
+        shipped=after,
+        best=after,
+        scored=3,
+        samples=samples,
+    )
     evidence = _evidence(
         case,
         pairs=pairs,
@@ -442,13 +430,13 @@ def cached_case() -> CaseRecord:
         search=replace(
             sample_front(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64))),
             provenance=cached,
-            accuracy=sample_bound(),
+            accuracy=bound,
         ),
         latency=replace(
             sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached
         ),
         parity=sample_parity(("logits", 28.2)),
-        accuracy={"top1": sample_accuracy()},
+        accuracy={"top1": accuracy},
         size_bytes={"reference": 311_296, "tuned": 86_016},
     )
     return judged(evidence)

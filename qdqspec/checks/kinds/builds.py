@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from qdqspec._core.units import count_text, plain, share_text
-from qdqspec.checks.base import CheckParams, as_list, unmeasured, verdict
-from qdqspec.spec.fields import Fraction
+from qdqspec.checks.base import CheckParams, unmeasured, verdict
+from qdqspec.spec.fields import Fraction, short_form
 from qdqspec.spec.kinds import BackendName
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest
@@ -18,7 +18,7 @@ _ADVICE = (
 )
 _SHOWN = 600  # characters of the backend's reason
 
-Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str])]
+Names = Annotated[tuple[str, ...], short_form(str, lambda name: [name], str | list[str])]
 
 
 class BuildsParams(CheckParams):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import WIDTH, CheckParams, Switch, as_list, unmeasured, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, Switch, unmeasured, verdict
+from qdqspec.spec.fields import short_form
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, FindingSeverity, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request
@@ -17,7 +18,7 @@ _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 Targets = Annotated[
     tuple[LintTargetName, ...],
-    BeforeValidator(as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    short_form(str, lambda name: [name], LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams, LimitResult, Whole, require_a_limit, unmeasured, verdict
+from qdqspec.spec.fields import short_form
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]
@@ -19,11 +20,6 @@ def _require_number_or_all(value: object) -> object:
     if isinstance(value, str) and value != "all":
         raise ValueError(f"'{value}' is not a number of nodes, or 'all'")
     return value
-
-
-def _as_list(value: object) -> object:
-    """``{Conv: all, MatMul: 2}`` is short for a list of both."""
-    return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
 
 
 Least: TypeAlias = Annotated[
@@ -38,9 +34,11 @@ Needed: TypeAlias = Annotated[
     Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")],
     Discriminator(lambda value: "counted" if isinstance(value, dict) else "name"),
 ]
-Needs: TypeAlias = Annotated[
+Needs: TypeAlias = Annotated[  # ``{Conv: all, MatMul: 2}`` is short for a list of both
     tuple[Needed, ...],
-    BeforeValidator(_as_list, json_schema_input_type=Counted | tuple[Entry | Counted, ...]),
+    short_form(
+        dict, lambda part: [{name: part[name]} for name in part], Counted | tuple[Entry | Counted, ...]
+    ),
 ]
 
 
