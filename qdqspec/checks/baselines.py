@@ -20,16 +20,16 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.records import content_sum, read_json
+from qdqspec._core.records import content_sum, problem_text, read_json
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
 
@@ -42,6 +42,7 @@ _REMEMBERED = 20  # past figures kept in an entry
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
 _SUM = "sum"  # the key of an entry's own checksum
+_QUANTIZE = ("format", "calibration", "weights", "activations", "outputs")  # rules that the ratio depends on
 
 Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -181,22 +182,16 @@ def read_baseline(path: Path) -> Baseline | None:
         return None
     except OSError as error:
         raise StateError(f"the baseline cannot be read: {error.strerror}", where=path, cure=_RENEW) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise StateError(
-            f"this is not a baseline: {place}: {first['msg']}", where=path, cure=_RENEW
-        ) from None
     except ValueError as error:
-        raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
+        what = f"this is not a baseline: {problem_text(error, whole='the file')}"
+        raise StateError(what, where=path, cure=_RENEW) from None
     for case, check in known.names():
         written = content["cases"][case][check]
         # An entry without a checksum is written by hand. A later version writes one.
         signed = _SUM in written or written.keys() - Entry.model_fields.keys()
         if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
-            raise StateError(
-                f"entry {case}::{check} was changed since it was written", where=path, cure=_RENEW
-            )
+            what = f"entry {case}::{check} was changed since it was written"
+            raise StateError(what, where=path, cure=_RENEW)
     return known
 
 
@@ -291,21 +286,17 @@ class Conditions:
 
 def rules_of(case: Case) -> dict[str, Any]:
     """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
-    quantize, patterns, inputs = case.quantize, case.patterns, case.inputs
+    inputs = case.inputs
     shapes = [
         {name: [list(shape.min), list(shape.opt), list(shape.max)] for name, shape in profile.shapes.items()}
         for profile in inputs.profiles
     ]
     return {
-        "quantize.format": quantize.format,
-        "quantize.calibration": quantize.calibration,
-        "quantize.weights": quantize.weights,
-        "quantize.activations": quantize.activations,
-        "quantize.outputs": quantize.outputs,
-        "patterns.allow": sorted(patterns.allow),
-        "patterns.deny": sorted(patterns.deny),
-        "patterns.include": sorted(patterns.include),
-        "patterns.exclude": sorted(patterns.exclude),
+        **{f"quantize.{rule}": getattr(case.quantize, rule) for rule in _QUANTIZE},
+        **{
+            f"patterns.{field.name}": sorted(getattr(case.patterns, field.name))
+            for field in fields(case.patterns)
+        },
         "inputs.shapes": shapes,
         "inputs.weights": [profile.weight for profile in inputs.profiles],
         "inputs.batch": inputs.batch,
