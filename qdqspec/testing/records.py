@@ -309,9 +309,8 @@ def empty_run() -> RunRecord:
 
 def bare_run() -> RunRecord:
     """A case without measurements, so that all its checks are inconclusive."""
-    case = _case("bare", "", ("latency", {"max_ms": 3}), ("parity", {"min_cosine": 0.99}))
-    cases = (judged(_evidence(case, node_ops={})),)
-    return RunRecord(version="0.1.0", started=STARTED, seconds=1.0, cases=cases)
+    case = _judged_case("bare", "", {"latency": {"max_ms": 3}, "parity": {"min_cosine": 0.99}}, node_ops={})
+    return RunRecord(version="0.1.0", started=STARTED, seconds=1.0, cases=(case,))
 
 
 # Markup of terminals, HTML, Markdown tables and spreadsheets, and right-to-left text.
@@ -359,18 +358,17 @@ def hostile_run() -> RunRecord:
 
 def faster_case() -> CaseRecord:
     """SqueezeNet, 1.74 times as fast; its latency budget is exceeded and all other checks pass."""
-    case = _case(
+    pairs = sample_pairs(12, whole=26)
+    return _judged_case(
         "squeezenet",
         "SqueezeNet for the door camera",
-        ("latency", {"max_ms": {f"{DEFAULT_BACKEND}-cpu": 4.5}}),
-        ("speedup", {"min": 1.3}),
-        ("parity", {"min_sqnr_db": 20, "min_cosine": 0.999}),
-        ("placement", {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40}),
-        ("regression", {"max": 0.05}),
-    )
-    pairs = sample_pairs(12, whole=26)
-    evidence = _evidence(
-        case,
+        {
+            "latency": {"max_ms": {f"{DEFAULT_BACKEND}-cpu": 4.5}},
+            "speedup": {"min": 1.3},
+            "parity": {"min_sqnr_db": 20, "min_cosine": 0.999},
+            "placement": {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40},
+            "regression": {"max": 0.05},
+        },
         pairs=pairs,
         quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(11)), runs=True),
         search=sample_search(pairs, (1.0, 0.66, 0.93, 0.81, 0.575, None, 0.60, 0.574)),
@@ -379,14 +377,14 @@ def faster_case() -> CaseRecord:
         regression=sample_regression(0.004),
         size_bytes={"reference": 4_956_208, "tuned": 1_286_144},
     )
-    return judged(evidence)
 
 
 def alone_case() -> CaseRecord:
     """A face detector without a candidate that was significantly faster than the reference."""
-    case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
-    evidence = _evidence(
-        case,
+    return _judged_case(
+        "ultraface",
+        "Face detector",
+        {"speedup": {"min": 1.0}, "parity": {"min_sqnr_db": 40}},
         search=replace(
             sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), unchanged=True), rejected=sample_rejected()
         ),
@@ -395,18 +393,10 @@ def alone_case() -> CaseRecord:
         size_bytes={"reference": 1_270_727, "tuned": 1_270_727},
         warnings=("Calibration used random inputs: parity proves little. Give inputs.calibration.",),
     )
-    return judged(evidence)
 
 
 def cached_case() -> CaseRecord:
     """A small classifier with a cached result, and its accuracy on labelled data."""
-    case = _case(
-        "digits",
-        "",
-        ("speedup", {"min": 1.1}),
-        ("accuracy", {"metric": "top1", "min": 0.97, "max_drop": 0.01}),
-        ("size", {"max_ratio": 0.5}),
-    )
     cached = Provenance(source="cached", age_seconds=7400)
     pairs = sample_pairs(9, whole=9)
     # 354 of 360 samples right before, 353 after: two became wrong, and one right
@@ -423,8 +413,14 @@ def cached_case() -> CaseRecord:
         scored=3,
         samples=samples,
     )
-    evidence = _evidence(
-        case,
+    return _judged_case(
+        "digits",
+        "",
+        {
+            "speedup": {"min": 1.1},
+            "accuracy": {"metric": "top1", "min": 0.97, "max_drop": 0.01},
+            "size": {"max_ratio": 0.5},
+        },
         pairs=pairs,
         quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(9)), runs=False),
         search=replace(
@@ -439,16 +435,6 @@ def cached_case() -> CaseRecord:
         accuracy={"top1": accuracy},
         size_bytes={"reference": 311_296, "tuned": 86_016},
     )
-    return judged(evidence)
-
-
-def judged(evidence: Evidence) -> CaseRecord:
-    """The record of a case: each check of its spec, judged by the real checks."""
-    results = []
-    for asked in evidence.case.checks:
-        verdict = check_named(asked.kind).judge(asked.params, evidence)
-        results.append(CheckResult(id=asked.id, kind=asked.kind, severity=asked.severity, verdict=verdict))
-    return CaseRecord(evidence=evidence, results=tuple(results))
 
 
 def check_named(kind: str) -> Check:
@@ -462,21 +448,16 @@ def params_of(kind: str, **values: object) -> CheckParams:
     return check_named(kind).Params.model_validate({"kind": kind, **values})
 
 
-def _case(name: str, title: str, *checks: tuple[str, dict[str, object]]) -> Case:
+def _judged_case(
+    name: str, title: str, checks: Mapping[str, Mapping[str, object]], **measured: object
+) -> CaseRecord:
+    """The record of a model with this evidence, judged by the real checks; ``checks`` has their parameters."""
     specs = tuple(
-        CheckSpec(id=kind, kind=kind, params=params_of(kind, **values), line=20 + index)
-        for index, (kind, values) in enumerate(checks)
+        CheckSpec(id=kind, kind=kind, params=params_of(kind, **checks[kind]), line=line)
+        for line, kind in enumerate(checks, 20)
     )
-    return Case(
-        id="default",
-        title=title,
-        model=FOLDER / "models" / f"{name}.onnx",
-        spec=FOLDER / f"{name}.qdq.yaml",
-        checks=specs,
-    )
-
-
-def _evidence(case: Case, **measured: object) -> Evidence:
+    model, spec = FOLDER / "models" / f"{name}.onnx", FOLDER / f"{name}.qdq.yaml"
+    case = Case(id="default", title=title, model=model, spec=spec, checks=specs)
     ops = {f"fire{index}/{op.lower()}": op for op in ("Conv", "Relu") for index in range(26)}
     facts: dict[str, object] = {
         "backend": DEFAULT_BACKEND,
@@ -486,4 +467,9 @@ def _evidence(case: Case, **measured: object) -> Evidence:
         "node_ops": ops | {"pool10": "GlobalAveragePool", "softmax": "Softmax"},
         **measured,
     }
-    return Evidence(case=case, **facts)  # type: ignore[arg-type]  # keywords are checked where they are given
+    evidence = Evidence(case=case, **facts)  # type: ignore[arg-type]  # keywords are checked where they are given
+    results = tuple(
+        CheckResult(id=one.id, kind=one.kind, severity=one.severity, verdict=judge(one.params, evidence))
+        for one, judge in ((one, check_named(one.kind).judge) for one in specs)
+    )
+    return CaseRecord(evidence=evidence, results=results)
