@@ -232,10 +232,6 @@ class AccuracySection(SpecSection, MetricLimits):
             )
         return self
 
-    def rules(self) -> AccuracyRules:
-        """The section as a frozen record."""
-        return record_of(AccuracyRules, self)
-
 
 class TuneSection(SpecSection):
     """The search: method, time, objective and limits."""
@@ -308,7 +304,7 @@ class TuneSection(SpecSection):
 
     def rules(self) -> TuneRules:
         """The section as a frozen record."""
-        accuracy = None if self.accuracy is None else self.accuracy.rules()
+        accuracy = None if self.accuracy is None else record_of(AccuracyRules, self.accuracy)
         return record_of(TuneRules, self, accuracy=accuracy)
 
 
