@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.records import content_sum, problem_text, read_json
+from qdqspec._core.records import content_sum, problem_text, read_json, record_of
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
 
@@ -168,7 +168,7 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
-            yield from sorted(file for file in found if file.is_file())
+            yield from sorted(filter(Path.is_file, found))
         else:
             yield path
 
@@ -228,8 +228,8 @@ def update_baseline(
         kept = {case: checks for case, checks in cases.items() if checks}
         if kept:
             used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
-            digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
-            digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
+            digests = {**known.models, **(models or {})}
+            digests = {sha256: digests[sha256] for sha256 in digests if sha256 in used and digests[sha256]}
             new = Baseline(device=known.device, cases=kept, models=digests)
             data = new.model_dump(mode="json")
             for case, check in new.names():
@@ -252,22 +252,17 @@ def _alone(path: Path) -> Iterator[None]:
         with FileLock(shared_folder("locks") / f"baseline-{name}.lock", timeout=_PATIENCE):
             yield
     except Timeout:
-        raise OutputError(
-            f"another run has been writing the baseline for {_PATIENCE:.0f} s",
-            where=path,
-            cure="wait for it to end, or end it",
-        ) from None
+        what = f"another run has been writing the baseline for {_PATIENCE:.0f} s"
+        raise OutputError(what, where=path, cure="wait for it to end, or end it") from None
 
 
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
     """Entries below a spec's baseline folder, for any device, that are not ``used``; a damaged file has none."""
     found: list[tuple[Path, Name]] = []
     for file in sorted(folder.glob("*.json")):
-        try:
+        with suppress(StateError):
             known = read_baseline(file)
-        except StateError:
-            continue
-        found += [(file, name) for name in (known.names() if known else ()) if name not in used]
+            found += [(file, name) for name in (known.names() if known else ()) if name not in used]
     return tuple(found)
 
 
@@ -369,10 +364,7 @@ def is_stale(change: TimeChange, allowed: float) -> bool:
 
 def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
     """The past figures of an entry, the oldest first, and its present one."""
-    return tuple(
-        BaselineFigure(device=device, ratio=each.ratio, recorded=each.recorded, changed=each.changed)
-        for each in (*entry.history, entry)
-    )
+    return tuple(record_of(BaselineFigure, each, device=device) for each in (*entry.history, entry))
 
 
 def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:

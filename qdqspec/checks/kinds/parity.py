@@ -127,20 +127,19 @@ class _Failure(NamedTuple):
 
 def _find_failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Each exceeded limit: limits of the total difference first, then limits of the two steps."""
-    top, found = params.top.key, []
-    for out in params.chosen(parity.outputs):
-        step = _error_source(parity, out.name)
-        for words in broken(params, out, top):
-            longer = f"{words}, by {step}" if step else words
-            found.append(_Failure(out.name, longer if len(longer) <= WIDTH else words, step))
-    for limits, outputs, step in (
+    found = []
+    for limits, outputs, alone in (
+        (params, parity.outputs, ""),
         (params.quantization, parity.quantization, QUANTIZATION),
         (params.runtime, parity.runtime, RUNTIME),
     ):
-        if limits is not None:
-            for out in params.chosen(outputs):
-                result = broken(limits, out, top)
-                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in result]
+        if limits is None:
+            continue
+        for out in params.chosen(outputs):
+            step = alone or _error_source(parity, out.name)
+            for words in broken(limits, out, params.top.key):
+                by = f"{words}, by {step}" if step and len(f"{words}, by {step}") <= WIDTH else words
+                found.append(_Failure(out.name, f"{alone} alone, {words}" if alone else by, step))
     return found
 
 
