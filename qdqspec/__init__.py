@@ -18,21 +18,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
+_HOMES = {
     "QdqspecError": "qdqspec.errors",
     "Result": "qdqspec.app.session.result",
     "Session": "qdqspec.app.session",
     "Spec": "qdqspec.spec.models",
     "Study": "qdqspec.app.session.study",
-    "compare": "qdqspec.app.api",
-    "find_culprits": "qdqspec.app.api",
-    "find_regions": "qdqspec.app.api",
     "load_spec": "qdqspec.spec.models",
-    "measure": "qdqspec.app.api",
-    "render": "qdqspec.app.api",
-    "tune": "qdqspec.app.api",
-    "verify": "qdqspec.app.api",
-}
+}  # of all other names: qdqspec.app.api
 
 __all__ = [
     "QdqspecError",
@@ -53,8 +46,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, "qdqspec.app.api")), name)
     raise AttributeError(f"module 'qdqspec' has no attribute '{name}'")
 
 

@@ -74,9 +74,16 @@ class Option:
         return ENVIRONMENT_PREFIX + self.key.upper()
 
 
-def _option(default: Any, type_: ValueType, metavar: str, text: str, command_line: str = "") -> Any:
-    """A field of `Settings` that is an option; it is repeatable if the default is a tuple."""
+def _option(
+    default: Any, type_: ValueType, metavar: str, text: str, command_line: str = "", *, shown: str = ""
+) -> Any:
+    """A field of `Settings` that is an option; it is repeatable if the default is a tuple.
+
+    The help ends with the default, ``shown`` in place of the value if given.
+    """
     kind = "many" if isinstance(default, tuple) else "switch" if type_ is SWITCH else "one"
+    shown = shown or ("" if kind != "one" or default is None else str(default))
+    text = f"{text.removesuffix('.')} (default: {shown})." if shown else text
     words = {"type": type_, "metavar": metavar, "help": text, "kind": kind, "command_line": command_line}
     return field(default=default, metadata=words)
 
@@ -90,36 +97,30 @@ class Settings:
     """
 
     root: Path = field(default_factory=Path.cwd)
-    backend: str = _option(
-        DEFAULT_BACKEND, BACKEND, "NAME", f"Inference backend (default: {DEFAULT_BACKEND})."
-    )
+    backend: str = _option(DEFAULT_BACKEND, BACKEND, "NAME", "Inference backend.")
     mode: Mode = _option(
         "run",
         one_of(*get_args(Mode)),
         "MODE",
         "run: use the cached winner, or tune if there is none; measure: time the known winner again; "
-        "verify: only checks that need no timing; plan: report the size and cost of the search, build nothing "
-        "(default: run).",
+        "verify: only checks that need no timing; plan: report the size and cost of the search, build nothing.",
     )
     cache_dir: Path = _option(
-        Path(".qdqspec/cache"),
-        PATH,
-        "DIR",
-        "Folder of the cache of finished searches (default: .qdqspec/cache).",
+        Path(".qdqspec/cache"), PATH, "DIR", "Folder of the cache of finished searches."
     )
     no_cache: bool = _option(False, SWITCH, "", "Neither read nor write the cache.")
     retune: bool = _option(False, SWITCH, "", "Search again although a winner is cached, and replace it.")
-    seed: int = _option(0, whole(0), "N", "Seed of search and random inputs (default: 0).")
-    threads: int = _option(1, whole(1), "N", "Number of threads for inference (default: 1).")
+    seed: int = _option(0, whole(0), "N", "Seed of search and random inputs.")
+    threads: int = _option(1, whole(1), "N", "Number of threads for inference.")
     jobs: int = _option(
         1,
         whole(1),
         "N",
         "Run up to N builds in parallel while no measurement is pending; only on backends that time no "
-        "kernels during a build (default: 1).",
+        "kernels during a build.",
     )
     device: int = _option(
-        0, whole(0), "N", "Index of the GPU in CUDA's numbering, for backends that use a GPU (default: 0)."
+        0, whole(0), "N", "Index of the GPU in CUDA's numbering, for backends that use a GPU."
     )
     time_limit: float | None = _option(
         None,
@@ -131,7 +132,8 @@ class Settings:
         None,
         TIME,
         "TIME",
-        "Time limit of each build, such as 30m. A build that takes longer is a failed trial (default: 10m).",
+        "Time limit of each build, such as 30m. A build that takes longer is a failed trial.",
+        shown="10m",
     )
     require: tuple[str, ...] = _option(
         (),
@@ -143,7 +145,7 @@ class Settings:
     scheme: str | None = _option(
         None, TEXT, "DIGEST", "Evaluate the checks on this known placement, without a search."
     )
-    output: Path = _option(Path("reports"), PATH, "DIR", "Folder of models and results (default: reports).")
+    output: Path = _option(Path("reports"), PATH, "DIR", "Folder of models and results.")
     report: tuple[Path, ...] = _option(
         (), PATH, "PATH", "Write a report; the suffix selects the format. Repeatable."
     )
@@ -156,7 +158,8 @@ class Settings:
         one_of(*get_args(BaselinePolicy)),
         "POLICY",
         "Regression checks without a baseline. require: they fail; warn: they are skipped. off: no "
-        "comparison with baselines (default: require in CI, warn elsewhere).",
+        "comparison with baselines.",
+        shown="require in CI, warn elsewhere",
     )
     update: Update | None = _option(
         None,
@@ -192,11 +195,7 @@ class Settings:
         "Device key of the workers to use, if they have several for the backend; qdqspec cluster list shows them.",
     )
     cluster_tls: Path = _option(
-        Path(".qdqspec/cluster"),
-        PATH,
-        "DIR",
-        "Certificates of the cluster (default: .qdqspec/cluster).",
-        REMOTE_CODE,
+        Path(".qdqspec/cluster"), PATH, "DIR", "Certificates of the cluster.", REMOTE_CODE
     )
     update_in_ci: bool = _option(False, SWITCH, "", "Allow --qdq-update in CI.")
     layout: Literal["spec/case", "case", ""] = "spec/case"
@@ -358,14 +357,10 @@ _Layer = list[tuple[str, object, str]]
 def _from_environment(environ: Mapping[str, str]) -> _Layer:
     by_variable = {option.variable: option for option in OPTIONS}
     layer: _Layer = []
-    for name in sorted(environ):
-        if not name.startswith(ENVIRONMENT_PREFIX):
-            continue
+    for name in sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX)):
         if name not in by_variable:
-            near = did_you_mean(name, list(by_variable))
-            raise ConfigError(
-                f"unknown environment variable {name}{near}", cure="unset it, or correct its name"
-            )
+            what = f"unknown environment variable {name}{did_you_mean(name, list(by_variable))}"
+            raise ConfigError(what, cure="unset it, or correct its name")
         option, value = by_variable[name], environ[name]
         layer.append((option.key, value.split(os.pathsep) if option.kind == "many" else value, name))
     return layer

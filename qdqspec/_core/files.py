@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from qdqspec.errors import OutputError
@@ -117,8 +116,7 @@ def _machine() -> str:
 
 def _process_runs(name: str) -> bool | None:
     """Whether the process in a file name still runs; ``None`` if that is unknown."""
-    machine, _, rest = name.removeprefix(_PREFIX).partition("-")
-    pid = rest.partition("-")[0]
+    machine, pid, *_ = f"{name.removeprefix(_PREFIX)}--".split("-")
     if os.name != "posix" or machine != _machine() or not pid.isdecimal():
         return None  # other systems offer no such query without side effects
     try:
@@ -146,8 +144,7 @@ def unwritable(what: str, path: Path, error: OSError, cure: str = "choose anothe
     reason = error.strerror or str(error) or type(error).__name__
     if any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{_SHARED}*")):
         cure = _CURE
-    if is_full(error):
-        cure = f"free some space or {cure}"
+    cure = f"free some space or {cure}" if is_full(error) else cure
     return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
 
 
@@ -177,9 +174,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -209,9 +204,7 @@ class TemporaryFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -178,17 +178,15 @@ class BackendOptions:
 
     def option(self, word: str) -> BackendOption:
         """The option of that word. Raises `ConfigError` with the nearest one and all of them."""
-        known = {option.word: option for option in self.options}
+        known, name = {option.word: option for option in self.options}, f"{self.backend}.{word}"
         if word in known:
             return known[word]
         if word in self.refused:
             why, cure = self.refused[word]
-            raise ConfigError(f"{self.backend}.{word} cannot be set: {why}", cure=cure)
-        near = did_you_mean(f"{self.backend}.{word}", [f"{self.backend}.{one}" for one in known])
-        listed = ", ".join(known) or "none"
-        raise ConfigError(
-            f"unknown option '{self.backend}.{word}'{near}", cure=f"options of {self.backend}: {listed}"
-        )
+            raise ConfigError(f"{name} cannot be set: {why}", cure=cure)
+        near = did_you_mean(name, [f"{self.backend}.{one}" for one in known])
+        cure = f"options of {self.backend}: {', '.join(known) or 'none'}"
+        raise ConfigError(f"unknown option '{name}'{near}", cure=cure)
 
     def value(self, word: str, text: str) -> Any:
         """The value of ``text`` for an option. Raises `ConfigError` if it is invalid."""
@@ -196,9 +194,8 @@ class BackendOptions:
         try:
             return option.type.read(text.strip())
         except ValueError as error:
-            raise ConfigError(
-                f"'{text}' does not fit {self.backend}.{word}: {error}", cure=option.help
-            ) from None
+            what = f"'{text}' does not fit {self.backend}.{word}: {error}"
+            raise ConfigError(what, cure=option.help) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,10 +267,8 @@ def check_option(
         option = declared.option(word)
         if not command_line and not option.in_files:
             flag = f"{prefix}{option.flag or f'backend-option={name}=...'}"
-            raise ConfigError(
-                f"{name} is accepted from the command line only: native code loads or reads what it names",
-                cure=f"give {flag} {place}",
-            )
+            what = f"{name} is accepted from the command line only: native code loads or reads what it names"
+            raise ConfigError(what, cure=f"give {flag} {place}")
         declared.value(word, value)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.what}", where=error.where, cure=error.cure) from None

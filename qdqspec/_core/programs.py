@@ -79,10 +79,8 @@ def start_program(
                 env=env,
             )
         except OSError as error:
-            name = command[0].rpartition("/")[2]
-            raise BackendUnavailableError(
-                f"{name} cannot be run: {error}", where=command[0], cure=install
-            ) from None
+            what = f"{command[0].rpartition('/')[2]} cannot be run: {error}"
+            raise BackendUnavailableError(what, where=command[0], cure=install) from None
 
 
 def end_of_log(log: IO[bytes], most_bytes: int) -> str:

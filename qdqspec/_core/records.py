@@ -59,17 +59,26 @@ def from_data(kind: type[_Record], data: object) -> _Record:
 
     Raises ``ValueError`` naming the first field that is missing or has a value of another type.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
     try:
         if kind not in _ADAPTERS:
             _ADAPTERS[kind] = TypeAdapter(kind)
         record: _Record = _ADAPTERS[kind].validate_json(json.dumps(data), strict=True)
         return record
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+    except ValueError as error:
+        raise ValueError(problem_text(error)) from None
+
+
+def problem_text(error: ValueError, whole: str = "") -> str:
+    """The message of an error; of pydantic's the first problem after its place, or after ``whole``."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, problem["loc"])) or whole
+    return f"{where}: {problem['msg']}" if where else problem["msg"]
 
 
 def record_of(kind: type[_Record], named: Iterable[tuple[str, Any]], **more: Any) -> _Record:
@@ -95,12 +104,8 @@ def parse_json(data: bytes) -> Any:
     if data.count(b"{") + data.count(b"[") > _MOST_PARTS:
         raise TooLargeError(f"it has more than {_MOST_PARTS:,} parts")
     try:
-        found = json.loads(
-            data.decode("utf-8-sig"),
-            object_pairs_hook=_object,
-            parse_constant=_finite,
-            parse_float=_finite,
-        )
+        text = data.decode("utf-8-sig")
+        found = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except RecursionError:

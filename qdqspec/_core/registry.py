@@ -36,10 +36,8 @@ def built_in(kind: RegistryKind) -> tuple[str, ...]:
     """The names of a kind in this package, sorted."""
     folder = Path(__file__).parents[1].joinpath(*_PLACES[kind][0].split("."))
     if kind == "backend":
-        found = [path.parent.name.replace("_", "-") for path in folder.glob("*/engine.py")]
-    else:
-        found = [path.stem for path in folder.glob("[!_]*.py")]
-    return tuple(sorted(found))
+        return tuple(sorted(path.parent.name.replace("_", "-") for path in folder.glob("*/engine.py")))
+    return tuple(sorted(path.stem for path in folder.glob("[!_]*.py")))
 
 
 @cache
@@ -80,10 +78,11 @@ def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
         if isinstance(found, ModuleType):
             raise TypeError("it is a module, not its object")
     except Exception as error:  # any error while a module of another package is imported
-        raise ConfigError(
-            f"{what} '{point.name}' cannot be imported from '{point.value}': {type(error).__name__}: {error}",
-            cure=f"correct the entry point in group {point.group} of its package, and install the package again",
-        ) from error
+        problem = (
+            f"{what} '{point.name}' cannot be imported from '{point.value}': {type(error).__name__}: {error}"
+        )
+        cure = f"correct the entry point in group {point.group} of its package, and install the package again"
+        raise ConfigError(problem, cure=cure) from error
     return found
 
 

@@ -52,11 +52,6 @@ def _bytes(value: object) -> object:
 ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
 
 
-def as_list(value: Any) -> Any:
-    """A text is short for a list of it."""
-    return [value] if isinstance(value, str) else value
-
-
 class CheckParams(BaseModel):
     """The keys that every check has, whatever its kind. Unknown keys are errors."""
 
@@ -153,16 +148,21 @@ def verdict(
     advice: str = "",
     command: str = "",
 ) -> Verdict:
-    """A verdict with the headline cut to one line; numbers that are not finite are omitted."""
+    """A verdict with the headline cut to one line; empty sections and numbers that are not finite are omitted."""
     finite = {name: float(value) for name, value in (numbers or {}).items() if math.isfinite(value)}
     return Verdict(
         outcome=outcome,
         headline=plain(headline, WIDTH),
-        sections=sections,
+        sections=with_content(sections),
         numbers=finite,
         advice="" if outcome == "pass" else advice,
         command=command,
     )
+
+
+def with_content(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """The sections that have rows or text."""
+    return tuple(section for section in sections if section.rows or section.text)
 
 
 class LimitResult(NamedTuple):
@@ -226,8 +226,3 @@ def untimed(what: str, evidence: Evidence) -> Verdict:
             "Time it on a machine with the device: tune with --start-from this scheme, or --qdq-mode=measure.",
         )
     return unmeasured(f"no {what} was measured, as in mode 'verify'", "Run without --qdq-mode=verify.")
-
-
-def is_unchanged(evidence: Evidence) -> bool:
-    """Whether the search selected the reference itself."""
-    return evidence.search is not None and evidence.search.unchanged

@@ -20,16 +20,16 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
-from qdqspec._core.records import content_sum, read_json
+from qdqspec._core.records import content_sum, problem_text, read_json, record_of
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
 
@@ -42,6 +42,7 @@ _REMEMBERED = 20  # past figures kept in an entry
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
 _SUM = "sum"  # the key of an entry's own checksum
+_QUANTIZE = ("format", "calibration", "weights", "activations", "outputs")  # rules that the ratio depends on
 
 Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -167,7 +168,7 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
-            yield from sorted(file for file in found if file.is_file())
+            yield from sorted(filter(Path.is_file, found))
         else:
             yield path
 
@@ -181,22 +182,16 @@ def read_baseline(path: Path) -> Baseline | None:
         return None
     except OSError as error:
         raise StateError(f"the baseline cannot be read: {error.strerror}", where=path, cure=_RENEW) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise StateError(
-            f"this is not a baseline: {place}: {first['msg']}", where=path, cure=_RENEW
-        ) from None
     except ValueError as error:
-        raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
+        what = f"this is not a baseline: {problem_text(error, whole='the file')}"
+        raise StateError(what, where=path, cure=_RENEW) from None
     for case, check in known.names():
         written = content["cases"][case][check]
         # An entry without a checksum is written by hand. A later version writes one.
         signed = _SUM in written or written.keys() - Entry.model_fields.keys()
         if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
-            raise StateError(
-                f"entry {case}::{check} was changed since it was written", where=path, cure=_RENEW
-            )
+            what = f"entry {case}::{check} was changed since it was written"
+            raise StateError(what, where=path, cure=_RENEW)
     return known
 
 
@@ -233,8 +228,8 @@ def update_baseline(
         kept = {case: checks for case, checks in cases.items() if checks}
         if kept:
             used = {entry.model_sha256 for checks in kept.values() for entry in checks.values()}
-            digests = {sha256: text for sha256, text in {**known.models, **(models or {})}.items() if text}
-            digests = {sha256: text for sha256, text in digests.items() if sha256 in used}
+            digests = {**known.models, **(models or {})}
+            digests = {sha256: digests[sha256] for sha256 in digests if sha256 in used and digests[sha256]}
             new = Baseline(device=known.device, cases=kept, models=digests)
             data = new.model_dump(mode="json")
             for case, check in new.names():
@@ -257,22 +252,17 @@ def _alone(path: Path) -> Iterator[None]:
         with FileLock(shared_folder("locks") / f"baseline-{name}.lock", timeout=_PATIENCE):
             yield
     except Timeout:
-        raise OutputError(
-            f"another run has been writing the baseline for {_PATIENCE:.0f} s",
-            where=path,
-            cure="wait for it to end, or end it",
-        ) from None
+        what = f"another run has been writing the baseline for {_PATIENCE:.0f} s"
+        raise OutputError(what, where=path, cure="wait for it to end, or end it") from None
 
 
 def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, Name], ...]:
     """Entries below a spec's baseline folder, for any device, that are not ``used``; a damaged file has none."""
     found: list[tuple[Path, Name]] = []
     for file in sorted(folder.glob("*.json")):
-        try:
+        with suppress(StateError):
             known = read_baseline(file)
-        except StateError:
-            continue
-        found += [(file, name) for name in (known.names() if known else ()) if name not in used]
+            found += [(file, name) for name in (known.names() if known else ()) if name not in used]
     return tuple(found)
 
 
@@ -291,21 +281,17 @@ class Conditions:
 
 def rules_of(case: Case) -> dict[str, Any]:
     """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
-    quantize, patterns, inputs = case.quantize, case.patterns, case.inputs
+    inputs = case.inputs
     shapes = [
         {name: [list(shape.min), list(shape.opt), list(shape.max)] for name, shape in profile.shapes.items()}
         for profile in inputs.profiles
     ]
     return {
-        "quantize.format": quantize.format,
-        "quantize.calibration": quantize.calibration,
-        "quantize.weights": quantize.weights,
-        "quantize.activations": quantize.activations,
-        "quantize.outputs": quantize.outputs,
-        "patterns.allow": sorted(patterns.allow),
-        "patterns.deny": sorted(patterns.deny),
-        "patterns.include": sorted(patterns.include),
-        "patterns.exclude": sorted(patterns.exclude),
+        **{f"quantize.{rule}": getattr(case.quantize, rule) for rule in _QUANTIZE},
+        **{
+            f"patterns.{field.name}": sorted(getattr(case.patterns, field.name))
+            for field in fields(case.patterns)
+        },
         "inputs.shapes": shapes,
         "inputs.weights": [profile.weight for profile in inputs.profiles],
         "inputs.batch": inputs.batch,
@@ -378,10 +364,7 @@ def is_stale(change: TimeChange, allowed: float) -> bool:
 
 def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
     """The past figures of an entry, the oldest first, and its present one."""
-    return tuple(
-        BaselineFigure(device=device, ratio=each.ratio, recorded=each.recorded, changed=each.changed)
-        for each in (*entry.history, entry)
-    )
+    return tuple(record_of(BaselineFigure, each, device=device) for each in (*entry.history, entry))
 
 
 def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:

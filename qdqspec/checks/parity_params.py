@@ -34,6 +34,11 @@ class Limit:
         """Whether the value is within the limit; NaN never is."""
         return value >= allowed if self.floor else value <= allowed
 
+    def value_of(self, out: TensorParity, top: str) -> float | None:
+        """The value of an output; ``None`` for the agreement of an output without classes, or without slices."""
+        value: float | None = out.agreement.get(top) if self is AGREEMENT else getattr(out, self.fact)
+        return value
+
     def text(self, value: float, more: int = 0) -> str:
         """The value as text for people."""
         if not math.isfinite(value):
@@ -81,14 +86,6 @@ class ParityLimits(BaseModel):
     )
 
 
-def value_of(limit: Limit, out: TensorParity, top: str) -> float | None:
-    """The value that a limit bounds; ``None`` for the agreement of an output without classes, or without slices."""
-    if limit is AGREEMENT:
-        return out.agreement.get(top)
-    value: float | None = getattr(out, limit.fact)
-    return value
-
-
 def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = True) -> Iterator[str]:
     """A message for each limit that an output exceeds; for a single input, only for limits that it can break alone."""
     name = plain(out.name, NAME_WIDTH)
@@ -96,7 +93,7 @@ def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = T
         yield f"output '{name}': {out.note or 'not equal'}"
         return
     for limit in (*LIMITS, *(WHOLE if whole else ())):
-        allowed, value = getattr(limits, limit.param), value_of(limit, out, top)
+        allowed, value = getattr(limits, limit.param), limit.value_of(out, top)
         if allowed is not None and value is not None and not limit.keeps(value, allowed):
             shown, bound = texts_apart(limit.text, value, allowed)
             title = f"{top} agreement" if limit is AGREEMENT else limit.title

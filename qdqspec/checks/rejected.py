@@ -39,27 +39,20 @@ def candidate_row(one: RejectedCandidate) -> tuple[str, ...]:
     )
 
 
-def candidates_section(search: SearchResult) -> tuple[Section, ...]:
-    """The candidates that were not selected, with the kernels that make them slower; none without any."""
-    if not search.rejected:
-        return ()
-    return (
-        Section(
-            title="Candidates that were not selected",
-            headers=tuple(HEADERS),
-            rows=tuple(map(candidate_row, search.rejected)),
-            text="\n".join(kernel_lines(search)),
-        ),
+def candidates_section(search: SearchResult) -> Section:
+    """The candidates that were not selected, with the kernels that make them slower."""
+    return Section(
+        title="Candidates that were not selected",
+        headers=tuple(HEADERS),
+        rows=tuple(map(candidate_row, search.rejected)),
+        text="\n".join(kernel_lines(search)),
     )
 
 
 def kernel_lines(search: SearchResult) -> list[str]:
     """A sentence for each candidate with a profile: what costs time in it, and what does not run in integers."""
-    return [
-        f"{one.role}: {text}."
-        for one in search.rejected
-        if one.kernels is not None and (text := slower_text(one.kernels))
-    ]
+    known = ((one.role, slower_text(one.kernels)) for one in search.rejected if one.kernels is not None)
+    return [f"{role}: {text}." for role, text in known if text]
 
 
 def why_text(rejected: Sequence[RejectedCandidate]) -> str:

@@ -12,11 +12,11 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -59,6 +59,13 @@ _T = TypeVar("_T")
 
 # A YAML list. Strict for its items; a list and a tuple are both accepted.
 Listed: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False)]
+
+
+def short_form(kinds: type | tuple[type, ...], expand: Callable[[Any], Any], written: Any) -> BeforeValidator:
+    """Lets values of some kinds stand for what ``expand`` makes of them; ``written`` is the type in the JSON Schema."""
+    return BeforeValidator(
+        lambda value: expand(value) if isinstance(value, kinds) else value, json_schema_input_type=written
+    )
 
 
 def _not_empty(text: str) -> str:

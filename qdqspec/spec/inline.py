@@ -115,31 +115,29 @@ class BareSpec(SpecSection):
 
 
 _ACCURACY = ("metric", "min", "max_drop")  # options inside ``accuracy``
-# The location of each option in a spec.
-_PLACES = {
+_SECTIONS: dict[
+    str, type[SpecSection]
+] = {  # in this order: ``calibration`` and ``scales`` are those of inputs
+    "quantize": QuantizeSection,
+    "patterns": PatternsSection,
+    "regions": RegionsSection,
+    "tune": TuneSection,
+    "inputs": InputsSection,
+}
+# The location of each option in a spec: of most, the key of the same name in a section.
+_PLACES: dict[str, tuple[str, ...]] = {
+    **{key: (section, key) for section, keys in _SECTIONS.items() for key in keys.model_fields},
+    **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
+    **{word: ("tune", "accuracy", word) for word in _ACCURACY},
     "name": ("name",),
     "batch": ("batch",),
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
-    **{word: ("quantize", word) for word in ("weights", "activations", "outputs", "corrections", "dq_dtype")},
-    **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
-    **{word: ("patterns", word) for word in ("allow", "deny")},
-    **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
     "include_file": ("patterns", "allow_file"),
     "start_scales": ("quantize", "scales"),
     "regions": ("regions", "by"),
-    "max_nodes": ("regions", "max_nodes"),
-    "graph": ("regions", "graph"),
-    **{
-        word: ("tune", word)
-        for word in (
-            "strategy", "preset", "trials", "trials_per_region", "region_models", "validate_groups",
-            "minutes", "objective", "min_sqnr_db", "accuracy", "min_gain", "clock",
-            "float16", "start_from",
-        )
-    },
-    **{word: ("tune", "accuracy", word) for word in _ACCURACY},
-}  # fmt: skip
+}
+_PLACES = {word: place for word, place in _PLACES.items() if word in AskedWithStrategy.__annotations__}
 
 
 def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
@@ -186,9 +184,8 @@ def _make_case(data: dict[str, Any], asked: Mapping[str, Any], written: Callable
     for word, value in asked.items():
         if word not in _PLACES:
             known = sorted(_PLACES)
-            raise ConfigError(
-                f"unknown word '{word}'{did_you_mean(word, known)}", cure=f"known: {', '.join(known)}"
-            )
+            what = f"unknown word '{word}'{did_you_mean(word, known)}"
+            raise ConfigError(what, cure=f"known: {', '.join(known)}")
         if word in _ACCURACY and "accuracy" in asked:
             raise ConfigError(f"accuracy and {word} are both given", cure=f"write {word} inside accuracy")
         if word == "regions" and not isinstance(value, str):

@@ -10,14 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticCustomError
 
 from qdqspec._core.records import record_of
-from qdqspec.spec.fields import Count, DataPath, Listed, Positive, SpecPath, SpecSection, Words
+from qdqspec.spec.fields import Count, DataPath, Listed, Positive, SpecPath, SpecSection, Words, short_form
 from qdqspec.types import Data, DataSource, ImageRules, Inputs, InputShape, ShapeProfile
-
-
-def _shape(value: object) -> object:
-    """``[8, 3, 224, 224]`` is short for ``{opt: [8, 3, 224, 224]}``."""
-    return {"opt": value} if isinstance(value, list | tuple) else value
-
 
 Dims: TypeAlias = Annotated[Listed[Count], Field(max_length=32)]
 
@@ -43,7 +37,7 @@ class ShapeSection(SpecSection):
 
 
 ShortShape: TypeAlias = Annotated[
-    ShapeSection, BeforeValidator(_shape, json_schema_input_type=Dims | ShapeSection)
+    ShapeSection, short_form((list, tuple), lambda shape: {"opt": shape}, Dims | ShapeSection)
 ]
 
 
@@ -58,13 +52,8 @@ def _one_weight(profile: dict[str, ShapeSection]) -> dict[str, ShapeSection]:
 Profile: TypeAlias = Annotated[dict[str, ShortShape], AfterValidator(_one_weight)]
 
 
-def _profiles(value: object) -> object:
-    """Accept one profile without a list around it."""
-    return [value] if isinstance(value, Mapping) else value
-
-
 Profiles: TypeAlias = Annotated[
-    Listed[Profile], BeforeValidator(_profiles, json_schema_input_type=Profile | tuple[Profile, ...])
+    Listed[Profile], short_form(Mapping, lambda profile: [profile], Profile | tuple[Profile, ...])
 ]
 
 

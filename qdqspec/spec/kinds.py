@@ -130,9 +130,8 @@ def _backend(name: str) -> str:
     owner = hooks.owner_of(name)
     if owner and (name == owner or name in (targets := hooks.declaration_of(owner).targets) or not targets):
         return name
-    raise unknown_name(
-        "backend", name, tuple(sorted({*registry.names("backend"), *hooks.all_names("targets")}))
-    )
+    known = {*registry.names("backend"), *hooks.all_names("targets")}
+    raise unknown_name("backend", name, tuple(sorted(known)))
 
 
 def _one_of(

@@ -271,12 +271,8 @@ class Spec(SpecSection):
             if asking and spec.inputs.evaluation is None:
                 text = "{what} needs inputs.evaluation, which is not given"
                 hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
-                raise refused(
-                    {
-                        loc: PydanticCustomError("evaluation", text, {"what": what, "hint": hint})
-                        for loc, what in asking.items()
-                    }
-                )
+                given = {loc: {"what": what, "hint": hint} for loc, what in asking.items()}
+                raise refused({loc: PydanticCustomError("evaluation", text, given[loc]) for loc in given})
             return spec
         except ValidationError as error:
             if isinstance(info.context, PathRules) and info.context.from_file:
@@ -418,9 +414,8 @@ def _read_text(path: Path, name: str) -> str:
         data = path.read_bytes()
     except OSError as error:
         near = registry.did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")])
-        raise SpecError(
-            f"cannot read the spec: {error.strerror}{near}", where=name, cure="check the path"
-        ) from None
+        what = f"cannot read the spec: {error.strerror}{near}"
+        raise SpecError(what, where=name, cure="check the path") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

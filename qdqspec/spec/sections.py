@@ -31,6 +31,7 @@ from qdqspec.spec.fields import (
     SpecPath,
     SpecSection,
     Words,
+    short_form,
 )
 from qdqspec.spec.kinds import StrategyName, Target
 from qdqspec.types import (
@@ -231,10 +232,6 @@ class AccuracySection(SpecSection, MetricLimits):
             )
         return self
 
-    def rules(self) -> AccuracyRules:
-        """The section as a frozen record."""
-        return record_of(AccuracyRules, self)
-
 
 class TuneSection(SpecSection):
     """The search: method, time, objective and limits."""
@@ -295,20 +292,19 @@ class TuneSection(SpecSection):
     @model_validator(mode="after")
     def _of_its_strategy(self) -> Self:
         """Keys of one strategy are errors with another."""
-        wrong = {
-            "trials_per_region": self.trials_per_region is not None and self.strategy != "region",
-            "region_models": self.region_models and self.strategy != "region",
-            "validate_groups": not self.validate_groups and self.strategy != "subgraph",
-        }
-        for key, is_wrong in wrong.items():
-            if is_wrong:
-                context = {"key": key, "strategy": "subgraph" if key == "validate_groups" else "region"}
+        for key, is_given, strategy in (
+            ("trials_per_region", self.trials_per_region is not None, "region"),
+            ("region_models", self.region_models, "region"),
+            ("validate_groups", not self.validate_groups, "subgraph"),
+        ):
+            if is_given and self.strategy != strategy:
+                context = {"key": key, "strategy": strategy}
                 raise PydanticCustomError("tune", "'{key}' belongs to 'strategy: {strategy}'", context)
         return self
 
     def rules(self) -> TuneRules:
         """The section as a frozen record."""
-        accuracy = None if self.accuracy is None else self.accuracy.rules()
+        accuracy = None if self.accuracy is None else record_of(AccuracyRules, self.accuracy)
         return record_of(TuneRules, self, accuracy=accuracy)
 
 
@@ -331,11 +327,6 @@ class SkipUnlessSection(SpecSection):
     )
 
 
-def _reason(value: object) -> object:
-    """A text is short for ``{reason: text}``."""
-    return {"reason": value} if isinstance(value, str) else value
-
-
 class XfailSection(SpecSection):
     """The reason why the case is expected to fail."""
 
@@ -344,5 +335,5 @@ class XfailSection(SpecSection):
 
 
 Xfail: TypeAlias = Annotated[
-    XfailSection, BeforeValidator(_reason, json_schema_input_type=Words | XfailSection)
+    XfailSection, short_form(str, lambda reason: {"reason": reason}, Words | XfailSection)
 ]

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -31,13 +31,16 @@ from qdqspec._core import hooks, registry
 from qdqspec._core.arrays import Array
 from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH
 from qdqspec._core.registry import DEFAULT_BACKEND
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends.base import Backend, BuildOptions, Capabilities, Engine
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.formats import FORMATS
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import LABELS
+
+Build: TypeAlias = Callable[[onnx.ModelProto], Engine]
+MakeModel: TypeAlias = Callable[[bool], onnx.ModelProto]  # with pairs, or without
 
 NODES = ("conv", "relu", "pool", "flatten", "gemm")
 _INPUT = (1, 3, 8, 8)
@@ -112,12 +115,15 @@ class BackendContract:
         return BuildOptions()
 
     @pytest.fixture
-    def model(self, backend: Backend, options: BuildOptions) -> Callable[[bool], onnx.ModelProto]:
+    def capabilities(self, backend: Backend, options: BuildOptions) -> Capabilities:
+        """What the backend can do on this machine."""
+        return backend.capabilities(options)
+
+    @pytest.fixture
+    def model(self, capabilities: Capabilities) -> MakeModel:
         """The small model, with pairs or without, its activations in the type that the backend uses."""
-        taken: Literal["uint8", "int8"] = (
-            "int8" if backend.capabilities(options).activations.get("int8") == "int8" else "uint8"
-        )
-        return lambda quantized: small_model(quantized=quantized, activations=taken)
+        signed = capabilities.activations.get("int8") == "int8"
+        return lambda quantized: small_model(quantized=quantized, activations="int8" if signed else "uint8")
 
     @pytest.fixture
     def feeds(self) -> dict[str, Array]:
@@ -127,27 +133,24 @@ class BackendContract:
     @pytest.fixture
     def usable(self, backend: Backend, options: BuildOptions) -> Backend:
         """The backend; skips a test of one that is not usable on this machine."""
-        availability = backend.probe(options)
-        if not availability.usable:
-            pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
+        if not (found := backend.probe(options)).usable:
+            pytest.skip(f"{backend.name}: {found.why}; {found.install}")
         return backend
 
     @pytest.fixture
-    def running(self, backend: Backend, options: BuildOptions) -> None:
+    def running(self, backend: Backend, capabilities: Capabilities) -> None:
         """Skips a test of a backend that only builds on this machine."""
-        if not backend.capabilities(options).runs:
+        if not capabilities.runs:
             pytest.skip(f"{backend.name} only builds on this machine")
 
     @pytest.fixture
-    def clock(self, backend: Backend, options: BuildOptions) -> None:
+    def clock(self, backend: Backend, capabilities: Capabilities) -> None:
         """Skips a test of a backend that takes no times on this machine."""
-        if not backend.capabilities(options).has_clock:
+        if not capabilities.has_clock:
             pytest.skip(f"{backend.name} has no clock on this machine")
 
     @pytest.fixture
-    def build(
-        self, usable: Backend, options: BuildOptions, tmp_path: Path
-    ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
+    def build(self, usable: Backend, options: BuildOptions, tmp_path: Path) -> Iterator[Build]:
         """Builds models from files, and closes their engines.
 
         The builds share a state folder, as the builds of a search do: without it, compilers that choose kernels by
@@ -197,9 +200,8 @@ class BackendContract:
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
         assert usable.device(options).key == key
 
-    def test_capabilities_use_known_words(self, backend: Backend, options: BuildOptions) -> None:
+    def test_capabilities_use_known_words(self, capabilities: Capabilities) -> None:
         """Formats have stored types; labels are labels of the search, with ``fp`` implied."""
-        capabilities = backend.capabilities(options)
         assert capabilities.formats
         assert set(capabilities.weights) >= set(capabilities.formats)
         assert {f for f in capabilities.formats if not FORMATS[f].block} <= set(capabilities.activations)
@@ -212,11 +214,7 @@ class BackendContract:
     @pytest.mark.usefixtures("running")
     @pytest.mark.parametrize("quantized", [False, True])
     def test_computes_as_onnx_defines(
-        self,
-        build: Callable[[onnx.ModelProto], Engine],
-        model: Callable[[bool], onnx.ModelProto],
-        feeds: dict[str, Array],
-        quantized: bool,
+        self, build: Build, model: MakeModel, feeds: dict[str, Array], quantized: bool
     ) -> None:
         """Outputs equal the reference implementation's within a step of 8 bits, in float within TF32's error."""
         from onnx.reference import ReferenceEvaluator
@@ -229,9 +227,7 @@ class BackendContract:
         assert difference <= (8 / 255 if quantized else FLOAT_TOLERANCE)
 
     @pytest.mark.usefixtures("clock")
-    def test_times_as_often_as_requested(
-        self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]
-    ) -> None:
+    def test_times_as_often_as_requested(self, build: Build, feeds: dict[str, Array]) -> None:
         """One positive sample per run; warm-up runs are not included."""
         engine = build(small_model())
         engine.bind(feeds)
@@ -241,7 +237,7 @@ class BackendContract:
         assert all(sample > 0 for sample in samples.wall_ms)
 
     @pytest.mark.usefixtures("running")
-    def test_refuses_to_time_without_inputs(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+    def test_refuses_to_time_without_inputs(self, build: Build) -> None:
         """`time` and `layers` need `bind` first."""
         engine = build(small_model())
         with pytest.raises(BackendError):
@@ -249,7 +245,7 @@ class BackendContract:
         with pytest.raises(BackendError):
             engine.layers(1)
 
-    def test_refuses_a_missing_input(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+    def test_refuses_a_missing_input(self, build: Build) -> None:
         """A run without an input raises a `BackendError`, not a library's error."""
         with pytest.raises(BackendError):
             build(small_model()).run({})
@@ -257,10 +253,9 @@ class BackendContract:
     @pytest.mark.parametrize("quantized", [False, True])
     def test_layers_name_nodes_of_the_model_without_pairs(
         self,
-        backend: Backend,
-        options: BuildOptions,
-        build: Callable[[onnx.ModelProto], Engine],
-        model: Callable[[bool], onnx.ModelProto],
+        capabilities: Capabilities,
+        build: Build,
+        model: MakeModel,
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
@@ -268,16 +263,14 @@ class BackendContract:
         engine = build(model(quantized))
         engine.bind(feeds)
         layers = engine.layers(3)
-        if not backend.capabilities(options).per_layer_profile and not layers:
-            pytest.skip(f"{backend.name} has no profile per layer")
+        if not capabilities.per_layer_profile and not layers:
+            pytest.skip("the backend has no profile per layer")
         named = {node for layer in layers for node in layer.nodes}
         assert {"conv", "gemm"} <= named <= set(NODES)
         assert all(layer.milliseconds >= 0 for layer in layers)
         assert all(layer.nodes or (layer.boundary and layer.tensors) for layer in layers)
 
-    def test_equal_models_have_equal_graphs(
-        self, build: Callable[[onnx.ModelProto], Engine], model: Callable[[bool], onnx.ModelProto]
-    ) -> None:
+    def test_equal_models_have_equal_graphs(self, build: Build, model: MakeModel) -> None:
         """The hash of the optimized graph is the same for each build of a model."""
         float_hash = build(model(False)).graph_hash
         assert float_hash
@@ -296,7 +289,7 @@ class BackendContract:
             assert caught.value.where == str(path)
             assert "\n" not in caught.value.what
 
-    def test_closes_twice(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+    def test_closes_twice(self, build: Build) -> None:
         """Closing again has no effect."""
         engine = build(small_model())
         engine.close()
@@ -371,9 +364,9 @@ class BackendContract:
         """No ranges are read from data in another format: another backend may read them."""
         assert _hook(declared, "ranges")(b'{"tensor": 6.0}') is None
 
-    def test_placement_rules_take_the_units_of_a_model(self, backend: Backend, options: BuildOptions) -> None:
+    def test_placement_rules_take_the_units_of_a_model(self, capabilities: Capabilities) -> None:
         """Each returns units of the model: it may move or remove pairs, and adds no unit."""
-        model, capabilities = Model(small_model()), backend.capabilities(options)
+        model = Model(small_model())
         for name, hook in capabilities.rules.items():
             assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name)
             space = SchemeSpace(model, replace(capabilities, rules={name: hook}))

@@ -109,12 +109,7 @@ class CheckContract:
     def test_nothing_measured(self) -> None:
         """Evidence without its parts is inconclusive, never a pass and never an error."""
         values, evidence = self.passing
-        bare = Evidence(
-            case=evidence.case,
-            backend=evidence.backend,
-            target=evidence.target,
-            device=evidence.device,
-            model_sha256=evidence.model_sha256,
-        )
+        kept = ("case", "backend", "target", "device", "model_sha256")
+        bare = Evidence(**{name: getattr(evidence, name) for name in kept})
         verdict = self.check.judge(self.check.Params.model_validate(values), bare)
         assert verdict.outcome == "inconclusive"

@@ -145,26 +145,6 @@ def sample_rejected() -> tuple[RejectedCandidate, ...]:
     return fastest, everything
 
 
-def sample_accuracy() -> AccuracyEvidence:
-    """354 of 360 samples right before, 353 after: two became wrong, and one right."""
-    return AccuracyEvidence(
-        metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
-    )
-
-
-def sample_bound() -> AccuracyBound:
-    """A search limited to a drop of one per cent, with three scored candidates."""
-    return AccuracyBound(
-        metric="top1",
-        least=354 / 360 - 0.01,
-        reference=354 / 360,
-        shipped=353 / 360,
-        best=353 / 360,
-        scored=3,
-        samples=360,
-    )
-
-
 def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
     """A comparison with a baseline, slower by ``change``, with bounds two per cent to each side."""
     moved = 1 + change
@@ -203,10 +183,8 @@ def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-de
 
 def sample_front(search: SearchResult) -> SearchResult:
     """The search with both objectives, latency and accuracy: the selected point is in the middle of the front."""
-    measured = (None, 24.1, 21.3, 31.0, 28.2)
-    trials = tuple(
-        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, measured, strict=True)
-    )
+    measured = zip(search.trials, (None, 24.1, 21.3, 31.0, 28.2), strict=True)
+    trials = tuple(replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in measured)
     points = (
         (0.583, 9, 22.4, 0.9712),
         (0.64, 9, 28.2, 0.9806),
@@ -223,9 +201,8 @@ def sample_front(search: SearchResult) -> SearchResult:
         )
         for number, (ratio, pairs, sqnr_db, accuracy) in enumerate(points)
     )
-    return replace(
-        search, trials=trials, front=front, errors=sample_errors(), corrections=sample_corrections()
-    )
+    gains, errors = sample_corrections(), sample_errors()
+    return replace(search, trials=trials, front=front, errors=errors, corrections=gains)
 
 
 def sample_corrections() -> tuple[CorrectionGain, ...]:
@@ -321,9 +298,8 @@ DEVICE = DeviceKey(
 
 def sample_run() -> RunRecord:
     """Three cases: a speed-up with one failing check, an unchanged model, and one from the cache with accuracy."""
-    return RunRecord(
-        version="0.1.0", started=STARTED, seconds=754.2, cases=(faster_case(), alone_case(), cached_case())
-    )
+    cases = (faster_case(), alone_case(), cached_case())
+    return RunRecord(version="0.1.0", started=STARTED, seconds=754.2, cases=cases)
 
 
 def empty_run() -> RunRecord:
@@ -333,10 +309,8 @@ def empty_run() -> RunRecord:
 
 def bare_run() -> RunRecord:
     """A case without measurements, so that all its checks are inconclusive."""
-    case = _case("bare", "", ("latency", {"max_ms": 3}), ("parity", {"min_cosine": 0.99}))
-    return RunRecord(
-        version="0.1.0", started=STARTED, seconds=1.0, cases=(judged(_evidence(case, node_ops={})),)
-    )
+    case = _judged_case("bare", "", {"latency": {"max_ms": 3}, "parity": {"min_cosine": 0.99}}, node_ops={})
+    return RunRecord(version="0.1.0", started=STARTED, seconds=1.0, cases=(case,))
 
 
 # Markup of terminals, HTML, Markdown tables and spreadsheets, and right-to-left text.
@@ -378,25 +352,23 @@ def hostile_run() -> RunRecord:
         replace(result, id=HOSTILE, verdict=replace(result.verdict, headline=HOSTILE, advice=HOSTILE))
         for result in record.results
     )
-    return RunRecord(
-        version=HOSTILE, started=HOSTILE, seconds=1.0, cases=(CaseRecord(evidence=evidence, results=results),)
-    )
+    cases = (CaseRecord(evidence=evidence, results=results),)
+    return RunRecord(version=HOSTILE, started=HOSTILE, seconds=1.0, cases=cases)
 
 
 def faster_case() -> CaseRecord:
     """SqueezeNet, 1.74 times as fast; its latency budget is exceeded and all other checks pass."""
-    case = _case(
+    pairs = sample_pairs(12, whole=26)
+    return _judged_case(
         "squeezenet",
         "SqueezeNet for the door camera",
-        ("latency", {"max_ms": {f"{DEFAULT_BACKEND}-cpu": 4.5}}),
-        ("speedup", {"min": 1.3}),
-        ("parity", {"min_sqnr_db": 20, "min_cosine": 0.999}),
-        ("placement", {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40}),
-        ("regression", {"max": 0.05}),
-    )
-    pairs = sample_pairs(12, whole=26)
-    evidence = _evidence(
-        case,
+        {
+            "latency": {"max_ms": {f"{DEFAULT_BACKEND}-cpu": 4.5}},
+            "speedup": {"min": 1.3},
+            "parity": {"min_sqnr_db": 20, "min_cosine": 0.999},
+            "placement": {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40},
+            "regression": {"max": 0.05},
+        },
         pairs=pairs,
         quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(11)), runs=True),
         search=sample_search(pairs, (1.0, 0.66, 0.93, 0.81, 0.575, None, 0.60, 0.574)),
@@ -405,14 +377,14 @@ def faster_case() -> CaseRecord:
         regression=sample_regression(0.004),
         size_bytes={"reference": 4_956_208, "tuned": 1_286_144},
     )
-    return judged(evidence)
 
 
 def alone_case() -> CaseRecord:
     """A face detector without a candidate that was significantly faster than the reference."""
-    case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
-    evidence = _evidence(
-        case,
+    return _judged_case(
+        "ultraface",
+        "Face detector",
+        {"speedup": {"min": 1.0}, "parity": {"min_sqnr_db": 40}},
         search=replace(
             sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), unchanged=True), rejected=sample_rejected()
         ),
@@ -421,46 +393,48 @@ def alone_case() -> CaseRecord:
         size_bytes={"reference": 1_270_727, "tuned": 1_270_727},
         warnings=("Calibration used random inputs: parity proves little. Give inputs.calibration.",),
     )
-    return judged(evidence)
 
 
 def cached_case() -> CaseRecord:
     """A small classifier with a cached result, and its accuracy on labelled data."""
-    case = _case(
-        "digits",
-        "",
-        ("speedup", {"min": 1.1}),
-        ("accuracy", {"metric": "top1", "min": 0.97, "max_drop": 0.01}),
-        ("size", {"max_ratio": 0.5}),
-    )
     cached = Provenance(source="cached", age_seconds=7400)
     pairs = sample_pairs(9, whole=9)
-    evidence = _evidence(
-        case,
+    # 354 of 360 samples right before, 353 after: two became wrong, and one right
+    before, after, samples = 354 / 360, 353 / 360, 360
+    accuracy = AccuracyEvidence(
+        metric="top1", reference=before, tuned=after, samples=samples, lost=2, gained=1
+    )
+    bound = AccuracyBound(
+        metric="top1",
+        least=before - 0.01,
+        reference=before,
+        shipped=after,
+        best=after,
+        scored=3,
+        samples=samples,
+    )
+    return _judged_case(
+        "digits",
+        "",
+        {
+            "speedup": {"min": 1.1},
+            "accuracy": {"metric": "top1", "min": 0.97, "max_drop": 0.01},
+            "size": {"max_ratio": 0.5},
+        },
         pairs=pairs,
         quantized=QuantizedWork(nodes=tuple(f"fire{index}/conv" for index in range(9)), runs=False),
         search=replace(
             sample_front(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64))),
             provenance=cached,
-            accuracy=sample_bound(),
+            accuracy=bound,
         ),
         latency=replace(
             sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached
         ),
         parity=sample_parity(("logits", 28.2)),
-        accuracy={"top1": sample_accuracy()},
+        accuracy={"top1": accuracy},
         size_bytes={"reference": 311_296, "tuned": 86_016},
     )
-    return judged(evidence)
-
-
-def judged(evidence: Evidence) -> CaseRecord:
-    """The record of a case: each check of its spec, judged by the real checks."""
-    results = []
-    for asked in evidence.case.checks:
-        verdict = check_named(asked.kind).judge(asked.params, evidence)
-        results.append(CheckResult(id=asked.id, kind=asked.kind, severity=asked.severity, verdict=verdict))
-    return CaseRecord(evidence=evidence, results=tuple(results))
 
 
 def check_named(kind: str) -> Check:
@@ -474,21 +448,16 @@ def params_of(kind: str, **values: object) -> CheckParams:
     return check_named(kind).Params.model_validate({"kind": kind, **values})
 
 
-def _case(name: str, title: str, *checks: tuple[str, dict[str, object]]) -> Case:
+def _judged_case(
+    name: str, title: str, checks: Mapping[str, Mapping[str, object]], **measured: object
+) -> CaseRecord:
+    """The record of a model with this evidence, judged by the real checks; ``checks`` has their parameters."""
     specs = tuple(
-        CheckSpec(id=kind, kind=kind, params=params_of(kind, **values), line=20 + index)
-        for index, (kind, values) in enumerate(checks)
+        CheckSpec(id=kind, kind=kind, params=params_of(kind, **checks[kind]), line=line)
+        for line, kind in enumerate(checks, 20)
     )
-    return Case(
-        id="default",
-        title=title,
-        model=FOLDER / "models" / f"{name}.onnx",
-        spec=FOLDER / f"{name}.qdq.yaml",
-        checks=specs,
-    )
-
-
-def _evidence(case: Case, **measured: object) -> Evidence:
+    model, spec = FOLDER / "models" / f"{name}.onnx", FOLDER / f"{name}.qdq.yaml"
+    case = Case(id="default", title=title, model=model, spec=spec, checks=specs)
     ops = {f"fire{index}/{op.lower()}": op for op in ("Conv", "Relu") for index in range(26)}
     facts: dict[str, object] = {
         "backend": DEFAULT_BACKEND,
@@ -498,4 +467,9 @@ def _evidence(case: Case, **measured: object) -> Evidence:
         "node_ops": ops | {"pool10": "GlobalAveragePool", "softmax": "Softmax"},
         **measured,
     }
-    return Evidence(case=case, **facts)  # type: ignore[arg-type]  # keywords are checked where they are given
+    evidence = Evidence(case=case, **facts)  # type: ignore[arg-type]  # keywords are checked where they are given
+    results = tuple(
+        CheckResult(id=one.id, kind=one.kind, severity=one.severity, verdict=judge(one.params, evidence))
+        for one, judge in ((one, check_named(one.kind).judge) for one in specs)
+    )
+    return CaseRecord(evidence=evidence, results=results)

@@ -58,7 +58,8 @@ def explain_text(
     """
     reference, parts = find_reference(engines), []
     if search is not None and search.unchanged:
-        parts = [f"Unchanged:\n{search.reason}", *map(section_text, candidates_section(search))]
+        rejected = [section_text(candidates_section(search))] if search.rejected else []
+        parts = [f"Unchanged:\n{search.reason}", *rejected]
     elif search is not None and search.cut_short:
         parts = [f"{search.cut_short[:1].upper()}{search.cut_short[1:]}."]
     gains = [table for engine in engines if (table := gains_table(engine.corrections)).rows]

@@ -30,11 +30,6 @@ class AccuracyParams(CheckParams, MetricLimits):
         """The metric that the check compares with its limits."""
         return ScoreRequest(metric=self.metric, output=self.output)
 
-    @property
-    def evidence_key(self) -> str:
-        """The key of ``Evidence.accuracy`` that answers it."""
-        return self.request.key
-
 
 class AccuracyCheck:
     """Compares a task metric with a minimum, or its loss against the reference with a maximum."""
@@ -48,10 +43,10 @@ class AccuracyCheck:
 
     def judge(self, params: AccuracyParams, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""
-        measured = evidence.accuracy.get(params.evidence_key)
+        measured = evidence.accuracy.get(params.request.key)
         if measured is None or measured.samples == 0:
             return unmeasured(
-                f"no {plain(params.evidence_key, 40)} was measured",
+                f"no {plain(params.request.key, 40)} was measured",
                 "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
             )
         if params.min is not None and measured.reference < params.min - SLACK:
@@ -78,7 +73,7 @@ class AccuracyCheck:
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
-    name, text = plain(params.evidence_key, 24), partial(metric_text, params.metric)
+    name, text = plain(params.request.key, 24), partial(metric_text, params.metric)
     found: list[LimitResult] = []
     if params.min is not None:
         holds = measured.tuned >= params.min - SLACK
@@ -90,10 +85,10 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitRes
         holds = drop <= params.max_drop + SLACK
         value, most = texts_apart(text, drop, params.max_drop, SLACK)
         moved = f"{text(measured.reference)} to {text(measured.tuned)}"
-        words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
-        found.append(
-            LimitResult(f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}"))
+        words = (
+            f"{f'{name} fell by {value}' if drop > 0 else f'{name} did not fall'} ({moved}), allowed {most}"
         )
+        found.append(LimitResult(words, holds, ("drop", value, f"at most {most}")))
     return found
 
 
@@ -111,7 +106,7 @@ def drop_interval(lost: int, gained: int, samples: int) -> Interval:
 
 def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
     facts = [
-        ("metric", plain(params.evidence_key)),
+        ("metric", plain(params.request.key)),
         ("reference", metric_text(params.metric, measured.reference)),
         ("tuned", metric_text(params.metric, measured.tuned)),
     ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from qdqspec._core.units import count_text, plain, share_text
-from qdqspec.checks.base import CheckParams, as_list, unmeasured, verdict
-from qdqspec.spec.fields import Fraction
+from qdqspec.checks.base import CheckParams, unmeasured, verdict
+from qdqspec.spec.fields import Fraction, short_form
 from qdqspec.spec.kinds import BackendName
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest
@@ -18,7 +18,7 @@ _ADVICE = (
 )
 _SHOWN = 600  # characters of the backend's reason
 
-Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str])]
+Names = Annotated[tuple[str, ...], short_form(str, lambda name: [name], str | list[str])]
 
 
 class BuildsParams(CheckParams):
@@ -56,12 +56,11 @@ class BuildsCheck:
         if len(builds) < len(found):
             return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")
         if missing := [build for build in builds if build.missing]:
-            return verdict(
-                "inconclusive",
+            what, cure = (
                 f"backend {params.backend} is not usable here: {plain(missing[0].missing)}",
-                advice=missing[0].cure,
-                command=missing[0].cure if missing[0].cure.startswith("pip ") else "",
+                missing[0].cure,
             )
+            return verdict("inconclusive", what, advice=cure, command=cure if cure.startswith("pip ") else "")
         wrong = [build for build in builds if _problem_text(params, build)]
         decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
         counted = [build for build in builds if build.share is not None]
@@ -89,7 +88,6 @@ class BuildsCheck:
             *(
                 Section(title=f"Refusal for {one.target or one.backend}", text=plain(one.refused, _SHOWN))
                 for one in builds
-                if one.refused
             ),
             numbers={f"8bit.{build.target}": build.share for build in counted if build.share is not None},
             advice=decisive.cure or _ADVICE,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
@@ -141,18 +140,17 @@ class LatencyCheck:
             )
         # The measurement to compare with the budget: all profiles together, or the named one.
         line = latency.line("tuned", params.profile if latency.profiles else None)
-        runs, where = line.run_ms(clock), ""
+        where = ""
         if params.profile is not None and latency.profiles:
             where = f" at {plain(latency.profiles[params.profile].name, 40)}"
-        limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
+        limits = [_judge(percent, budget[percent], line.run_ms(clock), where) for percent in sorted(budget)]
         order = ("pass", "inconclusive", "fail")
         worst = max(limits, key=lambda limit: (order.index(limit.outcome), limit.over))
         advice = faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
         if worst.outcome == "inconclusive":
-            needed = (
-                f"takes at least {math.ceil(100 / (100 - worst.percent))} runs" if worst.percent < 100 else ""
-            )
-            enough = f"a p{worst.percent:g} {needed}" if needed else "no number of runs is enough"
+            enough = "no number of runs is enough"
+            if worst.percent < 100:
+                enough = f"a p{worst.percent:g} takes at least {math.ceil(100 / (100 - worst.percent))} runs"
             advice = (
                 f"One slow run of {worst.runs} decides the result; {enough}. Use a lower percentile, or raise the "
                 "budget."
@@ -177,45 +175,33 @@ class LatencyCheck:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """One percentile and its budget."""
+class _Limit(NamedTuple):
+    """One percentile and its budget: its name, the ``texts`` of value, budget and excess, and the headline for it."""
 
     percent: float
     name: str
     value: float
     allowed: float
+    over: float  # the excess, as a share of the budget
     runs: int
     outcome: Outcome
+    texts: tuple[str, str, str]
+    headline: str
 
-    @classmethod
-    def of(cls, percent: float, allowed: float, runs: tuple[float, ...], where: str) -> Self:
-        """Judge a percentile; inconclusive if it exceeds the limit only because of the slowest run."""
-        name = ("median" if percent == 50 else f"p{percent:g}") + where
-        value = percentile(runs, percent)
-        known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
-        outcome: Outcome = "pass" if value <= allowed else "fail" if known > allowed else "inconclusive"
-        return cls(percent, name, value, allowed, len(runs), outcome)
 
-    @property
-    def over(self) -> float:
-        """The excess over the budget, as a share of it."""
-        return self.value / self.allowed - 1
-
-    @property
-    def texts(self) -> tuple[str, str, str]:
-        """Value, budget and excess; a factor if it is ten times the budget or more."""
-        excess = percent_text(self.over) if self.over < 9 else f"{self.over + 1:.0f}x"
-        return (*ms_texts_apart(self.value, self.allowed), excess)
-
-    @property
-    def headline(self) -> str:
-        """The verdict on this percentile alone."""
-        shown, allowed, excess = self.texts
-        if self.outcome == "inconclusive":
-            return f"{self.name} {shown} ms of {self.runs} runs: too few to judge against budget {allowed} ms"
-        sign = "<=" if self.outcome == "pass" else ">"
-        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({excess})"
+def _judge(percent: float, allowed: float, runs: tuple[float, ...], where: str) -> _Limit:
+    """Judge a percentile; inconclusive if it exceeds the limit only because of the slowest run."""
+    name = ("median" if percent == 50 else f"p{percent:g}") + where
+    value = percentile(runs, percent)
+    known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
+    outcome: Outcome = "pass" if value <= allowed else "fail" if known > allowed else "inconclusive"
+    over = value / allowed - 1
+    excess = percent_text(over) if over < 9 else f"{over + 1:.0f}x"
+    shown, budget = ms_texts_apart(value, allowed)
+    headline = f"{name} {shown} ms {'<=' if outcome == 'pass' else '>'} budget {budget} ms ({excess})"
+    if outcome == "inconclusive":
+        headline = f"{name} {shown} ms of {len(runs)} runs: too few to judge against budget {budget} ms"
+    return _Limit(percent, name, value, allowed, over, len(runs), outcome, (shown, budget, excess), headline)
 
 
 def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:

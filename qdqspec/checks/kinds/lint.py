@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections import Counter
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import WIDTH, CheckParams, Switch, as_list, unmeasured, verdict
+from qdqspec.checks.base import WIDTH, CheckParams, Switch, unmeasured, verdict
+from qdqspec.spec.fields import short_form
 from qdqspec.spec.kinds import LintTargetName
-from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
+from qdqspec.types import Evidence, EvidenceKind, FindingSeverity, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request
 
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 Targets = Annotated[
     tuple[LintTargetName, ...],
-    BeforeValidator(as_list, json_schema_input_type=LintTargetName | list[LintTargetName]),
+    short_form(str, lambda name: [name], LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 
@@ -49,11 +51,9 @@ class LintCheck:
 
     def judge(self, params: LintParams, evidence: Evidence) -> Verdict:
         """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
-        missing = [target for target in params.target if target not in evidence.lint]
-        if missing:
-            return unmeasured(
-                f"lint for {missing[0]} was not run", "Run the case again, so that it is linted."
-            )
+        if missing := [target for target in params.target if target not in evidence.lint]:
+            what = f"lint for {missing[0]} was not run"
+            return unmeasured(what, "Run the case again, so that it is linted.")
         found = [
             (target, finding)
             for target in params.target
@@ -78,18 +78,17 @@ class LintCheck:
         if len(listed) > _SHOWN:
             findings.append(("", "", "", f"and {count_text(len(listed) - _SHOWN, 'more finding')}", ""))
         loads = [(target, plain(evidence.lint_loads.get(target, ""))) for target in params.target]
-        tables = (
-            ("Findings", ("target", "rule", "severity", "node", "what"), tuple(findings)),
-            ("Loads", ("target", "runtime"), tuple(row for row in loads if row[1])),
-        )
+        counts = Counter(finding.severity for _, finding in found)
         return verdict(
             "fail" if wrong else "pass",
             headline,
-            *(Section(title=title, headers=headers, rows=rows) for title, headers, rows in tables if rows),
-            numbers={
-                severity: sum(f.severity == severity for _, f in found)
-                for severity in ("refused", "slow", "note")
-            },
+            Section(
+                title="Findings",
+                headers=("target", "rule", "severity", "node", "what"),
+                rows=tuple(findings),
+            ),
+            Section(title="Loads", headers=("target", "runtime"), rows=tuple(row for row in loads if row[1])),
+            numbers={severity: counts[severity] for severity in get_args(FindingSeverity)},
             advice=advice,
         )
 

@@ -9,18 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
-from qdqspec.checks.base import WIDTH, CheckParams, is_unchanged, unmeasured, verdict
-from qdqspec.checks.parity_params import (
-    AGREEMENT,
-    LIMITS,
-    SLICE,
-    WHOLE,
-    Limit,
-    ParityParams,
-    SearchParams,
-    broken,
-    value_of,
-)
+from qdqspec.checks.base import WIDTH, CheckParams, unmeasured, verdict, with_content
+from qdqspec.checks.parity_params import AGREEMENT, LIMITS, SLICE, WHOLE, Limit, ParityParams, broken
 from qdqspec.types import (
     CulpritEvidence,
     Evidence,
@@ -31,7 +21,6 @@ from qdqspec.types import (
     Probe,
     Section,
     TensorParity,
-    TriedInput,
     Verdict,
 )
 from qdqspec.types.requests import InputRequest, ParityRequest, Request
@@ -53,18 +42,16 @@ class ParityCheck:
 
     def requests(self, params: ParityParams) -> tuple[Request, ...]:
         """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
-        culpable, limits_slices = partial(culpable_output, params), params.asks(SLICE)
         compared = ParityRequest(
             top=params.top,
-            culpable=culpable,
-            limits_slices=limits_slices,
+            culpable=partial(culpable_output, params),
+            limits_slices=params.asks(SLICE),
             key=params.evidence_key,
             limits=params,
         )
         if params.search is None:
             return (compared,)
-        search = {name: getattr(params.search, name) for name in SearchParams.model_fields}
-        return compared, InputRequest(key=params.evidence_key, limits=params, **search)
+        return compared, InputRequest(key=params.evidence_key, limits=params, **dict(params.search))
 
     def judge(self, params: ParityParams, evidence: Evidence) -> Verdict:
         """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
@@ -87,30 +74,31 @@ class ParityCheck:
         elif searched is not None and searched.found is not None:
             headline, advice = (
                 f"for an input found: {searched.found.broken[0]}",
-                search_advice(searched.found),
+                _probe_advice(searched.found),
             )
         else:
             tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
             outcome, headline, advice = "pass", _pass_headline(params, judged) + tried, ""
-        replay = evidence.replays.get(params.evidence_key, "")
-        top, steps = params.top.key, dict[str, float]()
-        for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
-            if outputs:
-                steps[f"{step}_sqnr_db"] = _worst_value(LIMITS[0], params.chosen(outputs), top)
+        top, steps = params.top.key, {"quantization": parity.quantization, "runtime": parity.runtime}
         return verdict(
             outcome,
             headline,
             _outputs_section(params, parity, judged),
-            *definition_section(parity),
-            *(() if params.asks(SLICE) else slice_sections(judged)),
-            *steps_table(parity, judged[0].name),
-            *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
-            *([Section(title="Search", text=_search_text(searched))] if searched else []),
+            _definition_section(parity),
+            *([] if params.asks(SLICE) else [_slices_section(judged)]),
+            _steps_section(parity, judged[0].name),
+            *([_culprits_section(evidence.culprits)] if any(one.step != RUNTIME for one in failures) else []),
+            Section(title="Search", text=_search_text(searched) if searched else ""),
             *(probe_sections(searched.found) if searched and searched.found else ()),
-            *([Section(title="The worst input with Polygraphy", text=replay)] if replay else []),
+            Section(
+                title="The worst input with Polygraphy", text=evidence.replays.get(params.evidence_key, "")
+            ),
             numbers={
                 **{limit.fact: _worst_value(limit, judged, top) for limit in _choose_columns(params)},
-                **steps,
+                **{
+                    f"{step}_sqnr_db": _worst_value(LIMITS[0], params.chosen(steps[step]), top)
+                    for step in steps
+                },
                 "samples": parity.samples,
                 "inputs_tried": searched.tried if searched else math.nan,
             },
@@ -139,20 +127,19 @@ class _Failure(NamedTuple):
 
 def _find_failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Each exceeded limit: limits of the total difference first, then limits of the two steps."""
-    top, found = params.top.key, []
-    for out in params.chosen(parity.outputs):
-        step = _error_source(parity, out.name)
-        for words in broken(params, out, top):
-            longer = f"{words}, by {step}" if step else words
-            found.append(_Failure(out.name, longer if len(longer) <= WIDTH else words, step))
-    for limits, outputs, step in (
+    found = []
+    for limits, outputs, alone in (
+        (params, parity.outputs, ""),
         (params.quantization, parity.quantization, QUANTIZATION),
         (params.runtime, parity.runtime, RUNTIME),
     ):
-        if limits is not None:
-            for out in params.chosen(outputs):
-                result = broken(limits, out, top)
-                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in result]
+        if limits is None:
+            continue
+        for out in params.chosen(outputs):
+            step = alone or _error_source(parity, out.name)
+            for words in broken(limits, out, params.top.key):
+                by = f"{words}, by {step}" if step and len(f"{words}, by {step}") <= WIDTH else words
+                found.append(_Failure(out.name, f"{alone} alone, {words}" if alone else by, step))
     return found
 
 
@@ -176,7 +163,7 @@ def _judge_unmeasured(
             "Name the output with the scores in outputs, and their axis in class_axis.",
         )
     searched = evidence.parity_search.get(params.evidence_key)
-    if params.search is not None and not is_unchanged(evidence) and not (searched and searched.tried):
+    if params.search is not None and evidence.status != "unchanged" and not (searched and searched.tried):
         why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
         return unmeasured(
             "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."
@@ -190,7 +177,7 @@ def _choose_columns(params: ParityParams) -> tuple[Limit, ...]:
 
 
 def _worst_value(limit: Limit, judged: list[TensorParity], top: str) -> float:
-    values = [value_of(limit, out, top) for out in judged if out.compared]
+    values = (limit.value_of(out, top) for out in judged if out.compared)
     known = [value for value in values if value is not None]
     if not known or any(math.isnan(value) for value in known):
         return math.nan
@@ -216,11 +203,10 @@ def _outputs_section(params: ParityParams, parity: ParityEvidence, judged: list[
         (*_output_row(out, shown, top, 40), "fail" if any(broken(params, out, top)) else "pass")
         for out in judged
     ]
-    allowed = [(limit, getattr(params, limit.param)) for limit in shown]
-    bounds = [
-        "" if most is None else f"{'>=' if limit.floor else '<='} {limit.text(most)}"
-        for limit, most in allowed
-    ]
+    bounds = []
+    for limit in shown:
+        allowed = getattr(params, limit.param)
+        bounds.append("" if allowed is None else f"{'>=' if limit.floor else '<='} {limit.text(allowed)}")
     return Section(
         title=f"Outputs, worst first ({count_text(parity.samples, 'input')} of {parity.data} data)",
         headers=("output", *(top if limit is AGREEMENT else limit.title for limit in shown), "verdict"),
@@ -238,17 +224,15 @@ def _output_row(out: TensorParity, shown: tuple[Limit, ...], top: str, width: in
 
 def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
     """The value that a limit bounds; empty if there is none, and for the cosine of one number."""
-    value = value_of(limit, out, top)
+    value = limit.value_of(out, top)
     if value is None or (out.is_single and limit.fact == "cosine"):
         return ""
     where = f" ({slice_text(out.worst_slice)})" if limit is SLICE and out.worst_slice is not None else ""
     return limit.text(value) + where
 
 
-def slice_sections(outputs: Iterable[TensorParity]) -> tuple[Section, ...]:
-    """The lines of `slice_notes` as sections."""
-    text = "\n".join(slice_notes(outputs))
-    return (Section(title="Slices far below their output", text=text),) if text else ()
+def _slices_section(outputs: Iterable[TensorParity]) -> Section:
+    return Section(title="Slices far below their output", text="\n".join(slice_notes(outputs)))
 
 
 def _error_source(parity: ParityEvidence, output: str) -> str:
@@ -262,14 +246,12 @@ def _error_source(parity: ParityEvidence, output: str) -> str:
     return RUNTIME if runtime >= _BOTH * quantization else "quantization and runtime"
 
 
-def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
+def _steps_section(parity: ParityEvidence, output: str) -> Section:
     """The steps from the float model to the backend's result, for one output, with the error of each."""
     noise = _noise(parity, output)
     if noise is None:
-        if not parity.undivided:
-            return ()
         title = "Quantization error and runtime error were not measured separately"
-        return (Section(title=title, text=plain(parity.undivided, 200)),)
+        return Section(title=title, text=plain(parity.undivided, 200))
     rows, whole = [], sum(noise)
     definition = parity.definition
     first = "float model" if definition is None or definition.holds else "definition of the given model"
@@ -282,43 +264,36 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
         assert out is not None
         share = "" if own is None or not 0 < whole < math.inf else share_text(own / whole)
         rows.append((name, *(_text_of(limit, out) for limit in LIMITS), share))
-    return (
-        Section(
-            title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
-            headers=("step", *(limit.title for limit in LIMITS), "of the noise"),
-            rows=tuple(rows),
-        ),
+    return Section(
+        title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
+        headers=("step", *(limit.title for limit in LIMITS), "of the noise"),
+        rows=tuple(rows),
     )
 
 
-def definition_section(parity: ParityEvidence) -> tuple[Section, ...]:
-    """A section if the backend does not compute the given model itself as ONNX defines it."""
-    found = parity.definition
-    if found is None or found.holds:
-        return ()
-    node = f", first at {plain(found.node, _WORDS_WIDTH)}" if found.node else ""
-    text = (
-        f"{found.sqnr_db:.1f} dB against its definition in ONNX at output '{plain(found.output, NAME_WIDTH)}' on "
-        f"{count_text(found.samples, 'sample')}{node}. All figures compare with the definition."
-    )
-    return (Section(title="The given model as it runs here", text=text),)
+def _definition_section(parity: ParityEvidence) -> Section:
+    """A text if the backend does not compute the given model itself as ONNX defines it."""
+    found, text = parity.definition, ""
+    if found is not None and not found.holds:
+        node = f", first at {plain(found.node, _WORDS_WIDTH)}" if found.node else ""
+        text = (
+            f"{found.sqnr_db:.1f} dB against its definition in ONNX at output '{plain(found.output, NAME_WIDTH)}' on "
+            f"{count_text(found.samples, 'sample')}{node}. All figures compare with the definition."
+        )
+    return Section(title="The given model as it runs here", text=text)
 
 
-def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
+def _culprits_section(culprits: CulpritEvidence | None) -> Section:
     """The pairs that cost most, and the gain of keeping their nodes in float."""
-    if found is None or not found.pairs:
-        return ()
-    rows = []
+    found, rows = culprits or CulpritEvidence(), []
     for pair in found.pairs[:_CULPRITS]:
         without = "" if pair.without_db is None else f"{pair.without_db:.1f} dB"
         rows.append((pair_text(pair.site), f"{pair.alone_db:.1f} dB", share_text(pair.share), without))
-    return (
-        Section(
-            title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
-            f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
-            headers=("pair", "alone", "of the noise", "without these nodes so far"),
-            rows=tuple(rows),
-        ),
+    return Section(
+        title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
+        f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
+        headers=("pair", "alone", "of the noise", "without these nodes so far"),
+        rows=tuple(rows),
     )
 
 
@@ -388,34 +363,27 @@ def noise_shares(parity: ParityEvidence) -> dict[str, Any] | None:
 
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
     """An input, its outputs, the origin of the difference, and how to reproduce it."""
-    found = []
-    if probe.inputs:
-        rows = tuple(
-            (
-                plain(one.name, NAME_WIDTH),
-                f"{one.dtype} [{', '.join(map(str, one.shape))}]",
-                plain(one.words, _WORDS_WIDTH),
-                f"{one.low:.5g} to {one.high:.5g}",
-                _range_text(one),
-            )
-            for one in probe.inputs
+    rows = tuple(
+        (
+            plain(one.name, NAME_WIDTH),
+            f"{one.dtype} [{', '.join(map(str, one.shape))}]",
+            plain(one.words, _WORDS_WIDTH),
+            f"{one.low:.5g} to {one.high:.5g}",
+            f"{one.known_low:.5g} to {one.known_high:.5g}",
         )
-        found.append(
-            Section(
-                title=f"The input ({count_text(len(rows), 'array')})",
-                headers=("input", "type", "values", "range", "in the calibration data"),
-                rows=rows,
-            )
-        )
-    found += comparison_sections(probe.parity, "Outputs for this input, worst first")
-    if probe.command:
-        found.append(
-            Section(title=f"Kept in {plain(probe.file, 100)}; try it again with", text=probe.command)
-        )
-    return tuple(found)
+        for one in probe.inputs
+    )
+    tried = Section(
+        title=f"The input ({count_text(len(rows), 'array')})",
+        headers=("input", "type", "values", "range", "in the calibration data"),
+        rows=rows,
+    )
+    kept = Section(title=f"Kept in {plain(probe.file, 100)}; try it again with", text=probe.command)
+    outputs = comparison_sections(probe.parity, "Outputs for this input, worst first")
+    return with_content((tried, *outputs, kept))
 
 
-def search_advice(probe: Probe) -> str:
+def _probe_advice(probe: Probe) -> str:
     """Advice about an input that breaks the limits."""
     if probe.within:
         return (
@@ -424,11 +392,11 @@ def search_advice(probe: Probe) -> str:
         )
     beyond = next(one for one in probe.inputs if not one.within)
     name = plain(beyond.name, NAME_WIDTH)
+    low, high = f"{beyond.known_low:.5g}", f"{beyond.known_high:.5g}"
     return (
-        f"Input '{name}' is outside the range of the calibration data ({_range_text(beyond)}). If such inputs do not "
-        f"occur, state the valid range: search: "
-        f"{{values: {{{name}: [{beyond.known_low:.5g}, {beyond.known_high:.5g}]}}}}; if they do, calibrate with "
-        f"data that contains them."
+        f"Input '{name}' is outside the range of the calibration data ({low} to {high}). If such inputs do not occur, "
+        f"state the valid range: search: {{values: {{{name}: [{low}, {high}]}}}}; if they do, calibrate with data that "
+        "contains them."
     )
 
 
@@ -446,10 +414,6 @@ def _search_text(found: ParitySearch) -> str:
     return f"{text} The smallest that breaks a limit is {where} the range of the calibration data."
 
 
-def _range_text(one: TriedInput) -> str:
-    return f"{one.known_low:.5g} to {one.known_high:.5g}"
-
-
 def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = False) -> tuple[Section, ...]:
     """The difference of each output, with or without limits, and the origin of the largest.
 
@@ -461,8 +425,8 @@ def comparison_sections(parity: ParityEvidence, title: str, *, slices: bool = Fa
     shown = (*LIMITS, SLICE) if slices else LIMITS
     rows = [_output_row(out, shown, "", _WORDS_WIDTH) for out in ordered]
     outputs = Section(title=title, headers=("output", *(limit.title for limit in shown)), rows=tuple(rows))
-    far = () if slices else slice_sections(ordered)
-    return (outputs, *definition_section(parity), *far, *steps_table(parity, ordered[0].name))
+    far = _slices_section(() if slices else ordered)
+    return with_content((outputs, _definition_section(parity), far, _steps_section(parity, ordered[0].name)))
 
 
 check = ParityCheck()

@@ -77,15 +77,13 @@ class PartitionCheck:
             counts = (integers[op], max(0, ops[op] - integers[op] - cpu[op]), cpu[op])
             rows.append((op, *map(str, counts)))
         headers = ("operator", "integers", "float or fused", "CPU")
-        sections = [Section(title="Nodes by place and type", headers=headers, rows=tuple(rows))]
-        if away:
-            listed = [f"{op} {plain(name, 80)}" for name, op in away.items()][:_LISTED]
-            sections.append(Section(title="Nodes on the CPU", text="\n".join(listed)))
+        listed = [f"{op} {plain(name, 80)}" for name, op in away.items()][:_LISTED]
         kept = f"{on_cpu} on the CPU, {on_device}, {integers.total()} nodes in integers"
         return verdict(
             "fail" if broken else "pass",
             broken[0] if broken else kept,
-            *sections,
+            Section(title="Nodes by place and type", headers=headers, rows=tuple(rows)),
+            Section(title="Nodes on the CPU", text="\n".join(listed)),
             numbers={"cpu_nodes": len(away), "partitions": parts, "integer_nodes": integers.total()},
             advice=build.cure or _ADVICE,
         )

@@ -9,15 +9,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import (
-    CheckParams,
-    LimitResult,
-    Whole,
-    is_unchanged,
-    require_a_limit,
-    unmeasured,
-    verdict,
-)
+from qdqspec.checks.base import CheckParams, LimitResult, Whole, require_a_limit, unmeasured, verdict
+from qdqspec.spec.fields import short_form
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]
@@ -27,11 +20,6 @@ def _require_number_or_all(value: object) -> object:
     if isinstance(value, str) and value != "all":
         raise ValueError(f"'{value}' is not a number of nodes, or 'all'")
     return value
-
-
-def _as_list(value: object) -> object:
-    """``{Conv: all, MatMul: 2}`` is short for a list of both."""
-    return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
 
 
 Least: TypeAlias = Annotated[
@@ -46,9 +34,11 @@ Needed: TypeAlias = Annotated[
     Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")],
     Discriminator(lambda value: "counted" if isinstance(value, dict) else "name"),
 ]
-Needs: TypeAlias = Annotated[
+Needs: TypeAlias = Annotated[  # ``{Conv: all, MatMul: 2}`` is short for a list of both
     tuple[Needed, ...],
-    BeforeValidator(_as_list, json_schema_input_type=Counted | tuple[Entry | Counted, ...]),
+    short_form(
+        dict, lambda part: [{name: part[name]} for name in part], Counted | tuple[Entry | Counted, ...]
+    ),
 ]
 
 
@@ -97,15 +87,13 @@ class PlacementCheck:
         counted = count_text(pairs, "activation pair")
         rules = _judge_entries(params, evidence)
         if (most := params.max_pairs) is not None:
-            rules.append(
-                LimitResult(f"{counted} > {most} allowed", pairs <= most, (f"max_pairs {most}", counted))
-            )
+            row = (f"max_pairs {most}", counted)
+            rules.append(LimitResult(f"{counted} > {most} allowed", pairs <= most, row))
         if (least := params.min_pairs) is not None:
-            rules.append(
-                LimitResult(f"{counted} < {least} asked", pairs >= least, (f"min_pairs {least}", counted))
-            )
+            row = (f"min_pairs {least}", counted)
+            rules.append(LimitResult(f"{counted} < {least} asked", pairs >= least, row))
         broken = [rule for rule in rules if not rule.holds]
-        alone = ", unchanged" if is_unchanged(evidence) else ""
+        alone = ", unchanged" if evidence.status == "unchanged" else ""
         headline = f"{counted}{alone}: {count_text(len(rules), 'rule')} held"
         if broken:
             more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
@@ -160,7 +148,7 @@ def _advice(params: PlacementParams, evidence: Evidence, broken: list[LimitResul
         if not _match_nodes(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
-    if any(rule.row[0].startswith("require") for rule in broken) and is_unchanged(evidence):
+    if any(rule.row[0].startswith("require") for rule in broken) and evidence.status == "unchanged":
         return (
             "The model is unchanged, as no placement was selected: remove the entry, or allow more patterns."
         )

@@ -78,9 +78,11 @@ class RegressionCheck:
             f"at most {percent_text(params.max)}",
             outcome,
         )
-        recorded = plain(found.recorded)
         taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
-        sections = [
+        stale = f"Renew it: {found.command}" if is_stale(change, params.max) else ""
+        return verdict(
+            outcome,
+            headline,
             Section(
                 title="Budget",
                 headers=("change", "95 % interval over builds", "99 % by rank test", "allowed", "verdict"),
@@ -90,19 +92,17 @@ class RegressionCheck:
                 title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
                 headers=("run", "ratio", "95 % interval", "recorded"),
                 rows=(
-                    ("baseline", _ratio_text(baseline.median), _ratio_bounds(baseline), recorded),
+                    (
+                        "baseline",
+                        _ratio_text(baseline.median),
+                        _ratio_bounds(baseline),
+                        plain(found.recorded),
+                    ),
                     ("this run", _ratio_text(ratio.median), _ratio_bounds(ratio), "now"),
                 ),
             ),
-        ]
-        if found.notes:
-            sections.append(Section(title="Also different", text="\n".join(map(plain, found.notes))))
-        if is_stale(change, params.max):
-            sections.append(Section(title="Stale baseline", text=f"Renew it: {found.command}"))
-        return verdict(
-            outcome,
-            headline,
-            *sections,
+            Section(title="Also different", text="\n".join(map(plain, found.notes))),
+            Section(title="Stale baseline", text=stale),
             numbers={
                 "ratio": ratio.median,
                 "baseline": baseline.median,
@@ -142,10 +142,10 @@ def _conclude(
         advice = "Measure again on a quieter machine, or raise the allowance: the interval contains it."
         return f"{moved} ({bounds}): too noisy to tell from the {allowed}", advice
     advice = f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"
-    if evidence.search is not None and evidence.search.unchanged:
+    if evidence.status == "unchanged":
         advice = (
-            f"The float model is selected now ({plain(evidence.search.reason)}). If this is intended, renew the "
-            f"baseline and commit it: {found.command}"
+            f"The float model is selected now ({plain(evidence.reason)}). If this is intended, renew the baseline and "
+            f"commit it: {found.command}"
         )
     return f"{against}, {allowed}", advice
 

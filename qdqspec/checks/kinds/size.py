@@ -11,7 +11,6 @@ from qdqspec.checks.base import (
     ByteSize,
     CheckParams,
     LimitResult,
-    is_unchanged,
     require_a_limit,
     unmeasured,
     verdict_of_limits,
@@ -50,7 +49,7 @@ class SizeCheck:
             return unmeasured("the model's size is not known", "Run the case again with its output folder.")
         advice = (
             "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
-            if is_unchanged(evidence)
+            if evidence.status == "unchanged"
             else "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
         )
         ratio, of_reference = tuned / reference, " of the reference's size"

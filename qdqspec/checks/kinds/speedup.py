@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec._core.units import at_least_text, at_most_text, interval_text, ratio_text
-from qdqspec.checks.base import CheckParams, is_unchanged, untimed, verdict
+from qdqspec.checks.base import CheckParams, untimed, verdict
 from qdqspec.checks.kinds.latency import measured_section
 from qdqspec.checks.rejected import candidates_section, faster_advice
 from qdqspec.spec.fields import Positive
-from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
+from qdqspec.types import Evidence, EvidenceKind, LatencyEvidence, Outcome, Section, Verdict
 
 
 class SpeedupParams(CheckParams):
@@ -29,38 +29,34 @@ class SpeedupCheck:
 
     def judge(self, params: SpeedupParams, evidence: Evidence) -> Verdict:
         """Pass at or above the minimum, fail if the whole interval is below it; an unchanged model has the factor 1."""
-        if is_unchanged(evidence):
+        if evidence.status == "unchanged":
             return _unchanged(params, evidence)
         if evidence.latency is None:
             return untimed("latency", evidence)
         return _compare(params, evidence, evidence.latency)
 
 
-def judge_interval(speedup: Interval, least: float) -> Outcome:
-    """Judge by the median, but inconclusive if it is below the minimum and the confidence interval is not."""
-    if speedup.median >= least:
-        return "pass"
-    return "fail" if speedup.high < least else "inconclusive"
-
-
 def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence) -> Verdict:
     # Of prediction intervals, which are wider, a budget that is missed would more often be inconclusive.
     speedup = latency.tested_speedup
-    outcome = judge_interval(speedup, params.min)
-    bounds = interval_text(speedup)
-    least = speedup.low if latency.at_least is None else latency.at_least
-    comparison = {
-        "pass": f"{ratio_text(speedup.median)}x as fast, {at_least_text(least)}, asked",
-        "fail": f"only {ratio_text(speedup.median)}x as fast, {at_most_text(speedup.high)}, asked",
-        "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 % in this run: {bounds}): too noisy to tell from",
-    }[outcome]
+    value, bounds = ratio_text(speedup.median), interval_text(speedup)
     advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)
-    if outcome == "inconclusive":
+    outcome: Outcome
+    if speedup.median >= params.min:
+        least = speedup.low if latency.at_least is None else latency.at_least
+        outcome, comparison = "pass", f"{value}x as fast, {at_least_text(least)}, asked"
+    elif speedup.high < params.min:
+        outcome, comparison = "fail", f"only {value}x as fast, {at_most_text(speedup.high)}, asked"
+    else:
+        outcome, comparison = (
+            "inconclusive",
+            f"{value}x as fast (95 % in this run: {bounds}): too noisy to tell from",
+        )
         advice = "Measure again on a quieter machine: the interval contains the minimum. " + advice
     return verdict(
         outcome,
         f"{comparison} {ratio_text(params.min)}x",
-        _budget(ratio_text(speedup.median), bounds, params, outcome),
+        _budget(value, bounds, params, outcome),
         measured_section(latency, latency.clock),
         numbers={"speedup": speedup.median, "low": speedup.low, "high": speedup.high, "min": params.min},
         advice=advice,
@@ -73,7 +69,7 @@ def _unchanged(params: SpeedupParams, evidence: Evidence) -> Verdict:
     if evidence.latency is not None:
         sections.append(measured_section(evidence.latency, evidence.latency.clock))
     if evidence.search is not None and outcome == "fail":
-        sections += candidates_section(evidence.search)
+        sections.append(candidates_section(evidence.search))
     return verdict(
         outcome,
         f"1.00x, unchanged: no faster placement was selected; asked {ratio_text(params.min)}x",

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from qdqspec._core.units import count_text, plain
-from qdqspec.checks.base import CheckParams, is_unchanged, unmeasured, verdict
+from qdqspec.checks.base import CheckParams, unmeasured, verdict
 from qdqspec.spec.kinds import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest
@@ -59,7 +59,7 @@ class SurvivalCheck:
         untried = [result for result in found if result.error]
         outcome: Outcome = "pass"
         pairs, advice = max(result.pairs for result in found), ""
-        alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
+        alone = " (unchanged)" if evidence.status == "unchanged" and not pairs else ""
         kept = f"all {count_text(pairs, 'pair')}" if pairs > 1 else count_text(pairs, "pair")
         headline = f"{kept}{alone} survived {count_text(len(found), 'optimizer')}"
         if lost:
