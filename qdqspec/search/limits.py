@@ -278,7 +278,7 @@ class Limits:
             metric=self.metric.rules.key,
             least=self.metric.least,
             reference=self.metric.reference,
-            shipped=scores.get(selected.digest, self.metric.reference),
+            selected=scores.get(selected.digest, self.metric.reference),
             best=max(others, default=None),
             scored=len(others),
             samples=self.metric.samples,

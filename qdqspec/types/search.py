@@ -76,21 +76,17 @@ class FrontPoint:
 class AccuracyBound:
     """The accuracy constraint of a search on a task metric: the selected model was scored and reached ``least``.
 
-    ``selected`` is the value of the selected model, and ``shipped`` the same, by its earlier name; ``best``
-    is the best of all quantized candidates that were scored; ``scored`` is their number, each on all ``samples``.
+    ``selected`` is the value of the selected model; ``best`` is the best of all quantized candidates that were scored;
+    ``scored`` is their number, each on all ``samples``.
     """
 
     metric: str
     least: float
     reference: float
-    shipped: float
+    selected: float
     best: float | None
     scored: int
     samples: int
-    selected: float = math.nan
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "selected", self.shipped)
 
 
 FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32

@@ -70,7 +70,7 @@ def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:
 
 def sample_culprits() -> CulpritEvidence:
     """Three pairs that cause most of the error: an activation, a weight, and the pair of the graph output."""
-    pairs = sample_pairs(6, whole=26)
+    pairs = sample_pairs(6)
     made = replace(pairs[0].site, tensor="softmaxout_1", consumers=(Consumer("", 0),))
     costs = ((pairs[8].site, 33.6, 0.61, 35.2), (pairs[3].site, 38.4, 0.2, 37.9), (made, 41.4, 0.1, 41.5))
     return CulpritEvidence(

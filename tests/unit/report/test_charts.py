@@ -61,7 +61,7 @@ def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float
 
 
 def test_errors_of_blocks_are_rows_sorted_by_size() -> None:
-    search = replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=sample_errors())
+    search = replace(sample_search(sample_pairs(3), (0.8,)), errors=sample_errors())
     blocks = block_errors(search)
     assert [name for name, *_ in blocks[:2]] == ["/layer0/block0/Conv", "/layer1/block1/Conv"]
     shares = [share for *_, share in blocks]

@@ -54,7 +54,7 @@ def outline(record: RunRecord) -> Outline:
 
 def big_run(cases: int, pairs: int) -> RunRecord:
     case = faster_case()
-    many = replace(case.evidence, pairs=sample_pairs(pairs, whole=pairs))
+    many = replace(case.evidence, pairs=sample_pairs(pairs))
     return replace(sample_run(), cases=(CaseRecord(evidence=many, results=case.results),) * cases)
 
 
