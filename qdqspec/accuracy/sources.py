@@ -121,6 +121,16 @@ _LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
 _MOST_EMPTY = 1 << 20  # rows of zero bytes: an empty file may claim any number
 
 
+class _DataFile(io.FileIO):
+    """An open data file, closed without a warning when nothing uses it: rows may be left unread.
+
+    An error that is kept holds the iterator whose sample it is about, and both may be collected in any order.
+    """
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _stored_rows(member: Member) -> Iterator[Array]:
     """The rows of an array in an .npz or .npy file; one in column-major order is read whole."""
 
@@ -132,10 +142,9 @@ def _stored_rows(member: Member) -> Iterator[Array]:
 
     count, size = member.shape[0], member.row_bytes
     with _reading(member.file, member.name), ExitStack() as opened:
-        if member.is_npy:
-            stream: IO[bytes] = opened.enter_context(member.file.open("rb"))
-        else:
-            archive = opened.enter_context(zipfile.ZipFile(member.file))
+        stream: IO[bytes] = opened.enter_context(io.BufferedReader(_DataFile(member.file)))
+        if not member.is_npy:
+            archive = opened.enter_context(zipfile.ZipFile(stream))
             stream = opened.enter_context(archive.open(f"{member.name}.npy"))
         _, is_fortran, _ = _header(stream, member.file, member.name)
         if is_fortran:

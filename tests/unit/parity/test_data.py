@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +121,20 @@ def test_reading_a_large_array_needs_little_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy"])
+def test_a_file_that_is_not_read_to_its_end_is_closed_without_a_warning(tmp_path: Path, suffix: str) -> None:
+    """Of an iterator and its file that an error holds, the collector may take the file first."""
+    file = tmp_path / f"data.{suffix}"
+    np.savez(file, x=images(3)) if suffix == "npz" else np.save(file, images(3))
+    rows = iter(open_data(file, IMAGE))
+    next(rows)
+    (opened,) = (o for o in gc.get_objects() if isinstance(o, io.FileIO) and o.name in (str(file), file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened.__del__()
+    assert opened.closed
 
 
 def test_an_array_in_column_major_order_is_read_unless_it_is_large(
