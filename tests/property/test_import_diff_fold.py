@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for, run_unoptimized
+from onnx_text import outputs_of
+from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
@@ -91,7 +92,7 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
         node.op_type in QUANTIZING or node.attributes.get("to") in INTEGERS for node in model.nodes
     )
     feeds = random_inputs(model)
-    outputs = [run_unoptimized(m.proto.SerializeToString(), feeds) for m in (model, folded)]
+    outputs = [outputs_of(m, feeds) for m in (model, folded)]
     for before, after in zip(*outputs, strict=True):
         # A value at a rounding boundary may be rounded up or down, depending on the order of sums before it.
         most = max(1.0, ROUNDED_APART * before.size) if is_rounded else 0

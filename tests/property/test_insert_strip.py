@@ -9,15 +9,8 @@ import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import (
-    MODES,
-    bytes_of,
-    placed_models,
-    quantized_model,
-    random_inputs,
-    ranges_for,
-    run_unoptimized,
-)
+from onnx_text import outputs_of
+from random_models import MODES, bytes_of, placed_models, quantized_model, random_inputs, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import WeightStore, save_model
@@ -88,8 +81,8 @@ def test_candidates_with_shared_weights_compute_the_same(drawn: Drawn) -> None:
         store = WeightStore(folder, threshold_bytes=64)
         path = folder / "candidate.onnx"
         save_model(Inserter(model, numbers, store=store).insert(placement).proto, path)
-        shared = run_unoptimized(str(path), feeds)
-    inlined = run_unoptimized(bytes_of(insert_qdq(model, placement, numbers).proto), feeds)
+        shared = outputs_of(path, feeds)
+    inlined = outputs_of(insert_qdq(model, placement, numbers).proto, feeds)
     for left, right in zip(shared, inlined, strict=True):
         np.testing.assert_array_equal(left, right)
 

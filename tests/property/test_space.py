@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from onnx_text import outputs_of
 from random_models import onnx_models, random_inputs, ranges_for
 
 from qdqspec._core.registry import resolve
@@ -40,16 +40,6 @@ def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
     return {unit.id: data.draw(st.sampled_from(unit.labels)) for unit in space.units}
 
 
-def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
-
-
 def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | str:
     """The outputs of a model run in a separate process, or the reason of its failure, which may be a crash."""
     reading, writing = os.pipe()
@@ -57,7 +47,7 @@ def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.n
     if not child:
         with os.fdopen(writing, "wb") as answer:
             try:
-                pickle.dump(run(proto, feeds), answer)
+                pickle.dump(outputs_of(proto, feeds, "ENABLE_ALL"), answer)
             except BaseException as error:  # noqa: BLE001 - the reason is the result
                 pickle.dump(repr(error), answer)
         os._exit(0)
