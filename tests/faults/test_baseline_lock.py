@@ -6,21 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from baseline_entries import entry_of
+
 from qdqspec.checks.baselines import read_baseline
 
 RENEWING = """
 import sys
 from pathlib import Path
-from qdqspec.checks.baselines import Entry, RoleTimes, update_baseline
-from qdqspec.types import Interval
-entry = Entry(
-    ratio=Interval(median=0.5, low=0.4, high=0.6),
-    clock="wall",
-    samples={role: RoleTimes(wall_ms=((1.0, 1.1),)) for role in ("tuned", "reference")},
-    model_sha256="ab",
-    rules={},
-    scheme="cd",
-)
+from qdqspec.checks.baselines import Entry, update_baseline
+entry = Entry.model_validate_json(sys.argv[4])
 sys.stdin.readline()  # all begin together
 for number in range(int(sys.argv[3])):
     update_baseline(Path(sys.argv[1]), "a-cpu", {(f"{sys.argv[2]}-{number}", "regression"): entry})
@@ -30,7 +24,10 @@ RUNS, ENTRIES = 4, 12
 
 def test_a_baseline_file_contains_the_entries_of_all_concurrent_runs(tmp_path: Path) -> None:
     file = tmp_path / "__baselines__" / "net" / "a-cpu.json"
-    commands = [[sys.executable, "-c", RENEWING, str(file), f"run{n}", str(ENTRIES)] for n in range(RUNS)]
+    entry = entry_of().model_dump_json()
+    commands = [
+        [sys.executable, "-c", RENEWING, str(file), f"run{n}", str(ENTRIES), entry] for n in range(RUNS)
+    ]
     runs = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for command in commands]
     for run in runs:
         run.stdin.write("\n")

@@ -60,24 +60,6 @@ def test_a_full_disk_does_not_change_the_old_results(
     assert "result.json" not in contents(folder), "reports write it after all other files"
 
 
-def test_an_error_of_writing_names_the_target_file(
-    open_session, case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = open_session()
-    session.search(case)
-    sync = os.fsync
-
-    def full_for_the_scheme(file: int) -> None:
-        if b'"schema_version": 1, "backend"' in Path(f"/proc/self/fd/{file}").read_bytes():
-            raise OSError(28, os.strerror(28))
-        sync(file)
-
-    monkeypatch.setattr(os, "fsync", full_for_the_scheme)
-    with pytest.raises(OutputError) as caught:
-        open_session(no_cache=True).search(case)
-    assert caught.value.where == str(session.output(case) / "scheme.json")
-
-
 def test_an_interrupted_replacement_of_results_removes_the_old_result_json(
     open_session, case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,17 +146,9 @@ def test_python_specs_and_their_tests_are_collected_once_and_run(project, argume
 
 
 HEAVY = (
-    "onnx",
-    "numpy",
-    "scipy",
-    "onnxruntime",
-    "tensorrt",
-    "torch",
-    "rich",
-    "tabulate",
-    "polygraphy",
+    "onnx", "numpy", "scipy", "onnxruntime", "tensorrt", "torch", "rich", "tabulate", "polygraphy",
     "hypothesis.strategies",
-)
+)  # fmt: skip
 
 LIST_LOADED = f"""\
 import sys

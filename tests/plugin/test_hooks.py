@@ -63,14 +63,6 @@ def test_a_case_is_finished_after_its_last_selected_check(project):
     )
 
 
-def test_the_worker_that_ran_a_case_calls_the_hook(project):
-    project.add_to_conftest(FINISHED)
-    project.run_apart("specs", "-n", "2").assert_outcomes(passed=4)
-    assert set(finished(project)) == {"int8-b1", "int8-b8"}
-    lines = [line.split()[:2] for line in (project.path / "finished.txt").read_text().splitlines()]
-    assert {case: {pid} for case, pid in lines} == project.processes()
-
-
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
 def test_a_modified_record_is_shown_and_written(project, workers):
     project.add_to_conftest(MODIFIED)

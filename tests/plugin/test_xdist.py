@@ -79,16 +79,3 @@ def test_ctrl_c_prints_how_to_resume(project):
     result = project.run_apart("-n", "2", "-p", "interrupting", "specs")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["  pytest *-n 2 -p interrupting specs"])
-
-
-def test_an_error_in_the_comparison_of_runtimes_is_reported_by_the_controller(project):
-    project.add_to_conftest(
-        "\n\ndef compare_runtimes(self):\n"
-        "    from qdqspec.errors import BackendError\n"
-        "    raise BackendError('the second runtime was killed')\n\n\n"
-        "FakeSession.compare_runtimes = compare_runtimes\n"
-    )
-    result = project.run_apart("-n", "2", "specs")
-    result.assert_outcomes(passed=4)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines(["the second runtime was killed"])

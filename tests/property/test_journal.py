@@ -118,15 +118,3 @@ def test_a_changed_line_is_an_error_and_lines_before_it_are_recovered_byte_for_b
         with Journal.open(target, HEADER) as journal:
             assert journal.trials() == tuple(written[:number])
         assert Journal.recover(path, target, {**HEADER, "seed": 1}) == 0
-
-
-@pytest.mark.parametrize("end", [-40, -1, 0], ids=["truncated", "joined with the next", "empty"])
-def test_a_damaged_line_between_others_is_an_error(tmp_path: Path, end: int) -> None:
-    path = tmp_path / "trials.jsonl"
-    with Journal.open(path, HEADER) as journal:
-        for number in range(3):
-            journal.append(Trial(number=number, phase="pure", placement=Placement(sites=frozenset())))
-    first, second, third = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second[:end] + (b"" if end == -1 else b"\n") + third)
-    with pytest.raises(StateError, match=r"jsonl:2: this line of the journal is damaged"):
-        Journal.open(path, HEADER)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from baseline_entries import entry_of
 
 from qdqspec._core.config import load_settings
 from qdqspec._core.registry import names
@@ -29,8 +30,6 @@ from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_ti
 from qdqspec.backends.trtexec.process import read_log
 from qdqspec.checks.baselines import (
     Conditions,
-    Entry,
-    RoleTimes,
     differences,
     judge_change,
     read_baseline,
@@ -46,7 +45,7 @@ from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
 from qdqspec.timing.stats import BuildTimes, change_between
-from qdqspec.types import Consumer, Interval, PlacedPair, Placement, Samples, Site, Trial
+from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "tensorrt" / "samples"
@@ -92,17 +91,7 @@ def _journal(path: Path) -> None:
 
 
 def _baseline(path: Path) -> None:
-    times = RoleTimes(wall_ms=((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), cpu_ms=((1.0, 1.1, 1.0), (1.0, 1.0, 1.0)))
-    entry = Entry(
-        ratio=Interval(median=0.5, low=0.4, high=0.6),
-        clock="cpu",
-        samples={"tuned": times, "reference": times},
-        model_sha256="ab",
-        rules={"quantize.format": "int8"},
-        scheme="cd",
-        environment={"driver": "1"},
-        recorded="2026-01-01T00:00:00+00:00",
-    )
+    entry = entry_of(0.5, ((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), clock="cpu", model_sha256="ab")
     update_baseline(path, "a-cpu", {("default", "regression"): entry, ("other", "own"): entry})
 
 

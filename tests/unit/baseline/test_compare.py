@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from baseline_entries import entry_of
 
-from qdqspec.checks.baselines import Conditions, Entry, RoleTimes, differences, rules_of, why_incomparable
+from qdqspec.checks.baselines import Conditions, differences, rules_of, why_incomparable
 from qdqspec.types import (
     Case,
     Inputs,
     InputShape,
-    Interval,
     PatternRules,
     QuantizeRules,
     ShapeProfile,
@@ -27,16 +27,7 @@ NOW = Conditions(
     scheme="0123",
     environment={"onnxruntime": "1.31.1", "cpu": "Sample"},
 )
-TIMES = RoleTimes(wall_ms=((1.0,),), cpu_ms=((1.0,),))
-ENTRY = Entry(
-    ratio=Interval(median=1, low=1, high=1),
-    clock="cpu",
-    samples={"tuned": TIMES, "reference": TIMES},
-    model_sha256="a" * 64,
-    rules=dict(NOW.rules),
-    scheme="0123",
-    environment=dict(NOW.environment),
-)
+ENTRY = entry_of(1, clock="cpu", rules=dict(NOW.rules), environment=dict(NOW.environment))
 
 
 def with_case(**fields: object) -> Conditions:

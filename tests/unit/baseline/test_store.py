@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from baseline_entries import entry_of
 
 from qdqspec.checks.baselines import (
     Baseline,
-    Entry,
-    RoleTimes,
     baseline_file,
     figures_elsewhere,
     history_of,
@@ -20,17 +19,8 @@ from qdqspec.checks.baselines import (
 from qdqspec.errors import StateError
 from qdqspec.types import Case, DeviceKey, Interval
 
-TIMES = RoleTimes(wall_ms=((2.0, 2.1), (2.2, 2.0)), cpu_ms=((1.0, 1.1), (1.2, 1.0)))
-ENTRY = Entry(
-    ratio=Interval(median=0.5, low=0.49, high=0.51),
-    clock="cpu",
-    samples={"tuned": TIMES, "reference": TIMES},
-    model_sha256="ab" * 32,
-    rules={"quantize.format": "int8", "patterns.deny": ["Softmax"]},
-    scheme="0123",
-    environment={"onnxruntime": "1.31.1"},
-    recorded="2026-01-08T14:00:00+00:00",
-)
+BUILDS = ((2.0, 2.1), (2.2, 2.0))
+ENTRY = entry_of(0.5, BUILDS, clock="cpu", model_sha256="ab" * 32)
 NAME = ("default", "regression")
 
 
@@ -45,7 +35,7 @@ def test_a_changed_entry_changes_few_lines_of_the_file(file: Path) -> None:
     """Keys are sorted, each build has one line, and the file ends with a line break."""
     text = file.read_text()
     expected = json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n"
-    for build in (*TIMES.wall_ms, *TIMES.cpu_ms):
+    for build in BUILDS:
         first, second = build
         expected = expected.replace(
             f"[\n        {first},\n        {second}\n       ]", f"[ {first}, {second} ]"

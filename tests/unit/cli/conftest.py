@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 from json_audit import audit
-from random_models import ranges_for
 
 from qdqspec.app.cli import main
 from qdqspec.app.report.record import record_to_json
-from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import write_scheme
 from qdqspec.testing.records import sample_run
-from qdqspec.types import Consumer, Placement, Site
 
 
 @dataclass
@@ -60,22 +56,6 @@ def verb(tmp_path, monkeypatch, capsys):
 @pytest.fixture(autouse=True)
 def _cheap_engines(engine_threads):
     """Runs engines as threads, unless a test uses ``processes``."""
-
-
-@pytest.fixture
-def conv_scheme(tmp_path):
-    """Writes ``scheme.json`` with the pairs of both inputs, ``x`` and ``w``, of a convolution."""
-
-    def write(model, conv: str) -> None:
-        sites = (
-            Site(tensor="x", consumers=(Consumer(conv, 0),), format="uint8"),
-            Site(tensor="w", consumers=(Consumer(conv, 1),), format="int8", weight=True),
-        )
-        placement = Placement(sites=frozenset(sites))
-        numbers = Quantizer(model, ranges_for(model)).placed(placement)
-        write_scheme(tmp_path / "scheme.json", placement, numbers, "onnxruntime-cpu")
-
-    return write
 
 
 @pytest.fixture(scope="session")

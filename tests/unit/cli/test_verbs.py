@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -87,29 +86,6 @@ def test_schema_is_written_to_standard_output_or_a_file(verb, tmp_path):
     assert schema["properties"]["qdqspec"]
     assert verb("schema", "-o", "s.json").out == ""
     assert json.loads((tmp_path / "s.json").read_text()) == schema
-
-
-INTERRUPTED_IMPORT = """
-import importlib, sys
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Interrupting())
-sys.argv = ["qdqspec", "inspect", "net.onnx"]
-module, _, function = {entry!r}.partition(":")
-sys.exit(getattr(importlib.import_module(module), function)())
-"""
-
-
-@pytest.mark.parametrize("module", ["qdqspec.app.cli", "argparse"])
-def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
-    """The interrupt occurs at the import of ``module``, before the command is parsed."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    code = INTERRUPTED_IMPORT.format(module=module, entry=project["scripts"]["qdqspec"])
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (130, "")
-    assert len(ended.stderr.splitlines()) <= 1
 
 
 def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, models):

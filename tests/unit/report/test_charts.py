@@ -24,19 +24,6 @@ from qdqspec.testing.records import (
 )
 from qdqspec.types import FrontPoint, GraphPart, Interval, RunRecord
 
-
-def test_the_front_is_drawn_with_selected_and_dominated_trials() -> None:
-    found = cached_case().evidence.search
-    search = replace(found, accuracy=None)
-    svg = front_chart(search)
-    assert 'aria-label="Time over the reference&#x27;s against SQNR, dB' in svg
-    assert svg.count('class="mark kept"') == 1
-    assert svg.count('class="mark front"') == len(search.front) - 2, "the reference is not drawn"
-    assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
-    assert "exact" not in svg
-    assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
-
-
 FIGURES = st.floats(1e-3, 1e3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_evidence import sample_culprits
 
-from qdqspec.app.report.culprits import culprits_json, culprits_text
+from qdqspec.app.report.culprits import culprits_text
 from qdqspec.app.report.explain_text import advice, explain_json, explain_text, paragraph
 from qdqspec.timing.explained import ExplainedEngine, compare, same_nodes
 from qdqspec.types import Consumer, LayerTime
@@ -196,11 +195,3 @@ def test_the_lines_for_a_spec_are_valid_yaml_for_any_names_of_nodes() -> None:
     lines = text[text.index("patterns:") :]
     read = yaml.safe_load("\n".join(line.removeprefix("  ") for line in lines.split("\n")))
     assert read["patterns"]["nodes"]["exclude"] == ['say "a"\\b', "x: [[]1][*]", "Conv#5", "-"]
-
-
-def test_the_json_of_responsible_pairs() -> None:
-    found = culprits_json(SAMPLE)
-    json.dumps(found, allow_nan=False)
-    assert found["pairs"][2]["consumers"] == [{"node": "", "input": 0}]
-    assert found["pairs"][0]["without_db"] == 35.2
-    assert (found["total"], found["missing"]) == (12, None)

@@ -29,10 +29,15 @@ from qdqspec.types import RuntimeComparison, RuntimeModel
 SAMPLE = record_to_json(sample_run())
 
 
+LOST = RuntimeModel(case="a", backend="b", target="t", model="tuned", failure="it ended")
+RUNTIMES = RuntimeComparison(name="n", clock="cpu", builds=1, models=(LOST,), reference="r", winner="w")
+
+
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
 def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
-    data = record_to_json(run())
+    data = record_to_json(replace(run(), runtimes=(RUNTIMES,)))
     after = record_from_json(json.loads(json_text(data)))
+    assert after.runtimes == (RUNTIMES,)
     assert record_to_json(after) == data
     for old, new in zip(run().cases, after.cases, strict=True):
         assert new.results == old.results
@@ -73,11 +78,9 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
         search=replace(found.search, trials=(failed,), reason=f"see {home}/out/logs"),
         warnings=(f"no data in {home}",),
     )
-    lost = RuntimeModel(
-        case=evidence.case.name, backend="b", target="t", model="tuned", failure=f"{home}/m.onnx: broken"
-    )
-    runtimes = RuntimeComparison(name="n", clock="cpu", builds=1, models=(lost,), reference="r", winner="w")
-    run = replace(sample_run(), cases=(replace(case, evidence=evidence),), runtimes=(runtimes,))
+    lost = replace(LOST, case=evidence.case.name, failure=f"{home}/m.onnx: broken")
+    runtimes = (replace(RUNTIMES, models=(lost,)),)
+    run = replace(sample_run(), cases=(replace(case, evidence=evidence),), runtimes=runtimes)
     text = json_text(record_to_json(run))
     assert "m.onnx: broken" in text
     assert str(tmp_path) not in text

@@ -6,14 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from pydantic import Field
 
 from qdqspec import load_spec
-from qdqspec._core import registry
-from qdqspec.checks.base import CheckParams
 from qdqspec.errors import SpecError
 from qdqspec.types import (
     CORRECTIONS,
@@ -185,24 +181,6 @@ def test_default_ids_of_checks_are_distinct(write: Write) -> None:
     case = the_case(write(HEAD + text))
     assert [check.id for check in case.checks] == ["speedup", "speedup-2", "fast", "speedup-4"]
     assert [check.line for check in case.checks] == [4, 5, 6, 7]
-
-
-class _Params(CheckParams):
-    limit: float = Field(gt=0)
-
-
-class _Check:
-    Params: ClassVar[type[CheckParams]] = _Params
-
-
-def test_a_check_of_a_plugin_is_loaded_and_validated(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "names", lambda kind: ("mine",) if kind == "check" else ())
-    monkeypatch.setattr(registry, "resolve", lambda kind, name: _Check)
-    case = the_case(write(HEAD + "checks: [{kind: mine, limit: 2, severity: warn}]\n"))
-    (check,) = case.checks
-    assert (check.kind, check.params, check.severity) == ("mine", _Params(limit=2, severity="warn"), "warn")
-    error = refusal(write(HEAD + "checks: [{kind: mine, limti: 2}]\n"))
-    assert "valid keys: id, kind, limit, severity" in str(error)
 
 
 # ---- invalid specs -------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
         ("a: b: c\n", 1, 5, "not valid YAML: mapping values are not allowed here"),
         ("a: [1,\n", 2, 1, "not valid YAML: while parsing a flow"),
         ("a: " + "[" * 51 + "]" * 51, 1, 53, "nested more than 50 deep"),
+        ("a: " + "[" * 400_000, 1, 53, "nested more than 50 deep"),
         (
             "a: &x 1\nb: [" + "*x, " * (MAX_ALIASES + 1) + "]",
             2,
