@@ -20,6 +20,7 @@ from onnx_text import parsed
 Outcome: TypeAlias = Literal["searched", "nothing", "refused"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
+ROW = "(float[1, 8] x) => (float[1, 8] y)"
 CONV: Shapes = {"w": (4, 3, 3, 3), "v": (4, 4, 3, 3)}
 DENSE: Shapes = {"w": (8, 8), "v": (8, 8)}
 
@@ -40,18 +41,21 @@ class OddModel:
 
 def odd(
     name: str,
-    graph: str,
+    nodes: str,
+    ends: str = ROW,
     weights: Shapes = DENSE,
     *,
+    functions: str = "",
     refused: str = "",
     nothing: bool = False,
     change: Callable[[onnx.ModelProto], object] | None = None,
     **how: int,
 ) -> OddModel:
-    """An odd model from text with the weights that it reads; ``how`` are its versions.
+    """An odd model from the text of its nodes, with the weights that they read; ``how`` are its versions.
 
-    ``change`` completes it with what text cannot express.
+    ``ends`` are its inputs, outputs and constants. ``change`` completes it with what text cannot express.
     """
+    graph = f"net {ends} {{ {nodes} }} {functions}"
 
     def make() -> onnx.ModelProto:
         read = {name: shape for name, shape in weights.items() if re.search(rf"\b{name}\b", graph)}
@@ -85,11 +89,6 @@ def name_nodes(proto: onnx.ModelProto, *names: str) -> onnx.ModelProto:
 # ---- names ------------------------------------------------------------------------------------
 
 
-_TWO_LAYERS = """net (float[1, 8] x) => (float[1, 8] y) {
-    h = MatMul(x, w)
-    r = Relu(h)
-    y = MatMul(r, v)
-}"""
 _KINDS = {  # names for two results and a weight
     "colons": ("a:0", "a;1", "b::c:0"),
     "slashes": ("/layer1/0/conv/Conv_output_0", "/a//b/", "./../h"),
@@ -103,7 +102,7 @@ _KINDS = {  # names for two results and a weight
 
 
 def _two_layers() -> onnx.ModelProto:
-    return parsed(_TWO_LAYERS, **DENSE).proto
+    return odd("", "h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v)").make()
 
 
 def _with_names(kind: str) -> onnx.ModelProto:
@@ -135,69 +134,44 @@ def _deep_bodies() -> str:
             f"a{level} = If(yes) <then_branch = t{level} () => (float[1, 8] a{level - 1}) {{ {inner} }}, "
             f"else_branch = e{level} () => (float[1, 8] b{level}) {{ b{level} = Relu(h) }}>"
         )
-    return f"net (float[1, 8] x) => (float[1, 8] a12) <bool yes = {{1}}> {{ h = MatMul(x, w)\n {inner} }}"
+    return f"h = MatMul(x, w)  {inner}"
 
 
 BODIES = (
     odd(
         "if",
-        """net (float[1, 8] x) => (float[1, 8] y) <bool yes = {1}> {
-            h = MatMul(x, w)
-            y = If(yes) <
-                then_branch = then () => (float[1, 8] a) { a = MatMul(h, v) },
-                else_branch = other () => (float[1, 8] b) { b = Relu(h) }
-            >
-        }""",
+        """h = MatMul(x, w)
+        y = If(yes) <then_branch = then () => (float[1, 8] a) { a = MatMul(h, v) },
+            else_branch = other () => (float[1, 8] b) { b = Relu(h) }>""",
+        f"{ROW} <bool yes = {{1}}>",
     ),
     odd(
         "loop",
-        """net (float[1, 8] x) => (float[1, 8] y) <int64 three = {3}, bool yes = {1}> {
-            h = MatMul(x, w)
-            y = Loop(three, yes, h) <
-                body = turn (int64 i, bool go_on, float[1, 8] state) => (bool goes_on, float[1, 8] next) {
-                    goes_on = Identity(go_on)
-                    next = MatMul(state, v)
-                }
-            >
-        }""",
+        """h = MatMul(x, w)
+        y = Loop(three, yes, h) <
+            body = turn (int64 i, bool go_on, float[1, 8] state) => (bool goes_on, float[1, 8] next) {
+                goes_on = Identity(go_on)  next = MatMul(state, v) }>""",
+        f"{ROW} <int64 three = {{3}}, bool yes = {{1}}>",
     ),
     odd(
         "scan",
-        """net (float[3, 8] x) => (float[1, 8] last, float[3, 1, 8] y) {
-            h = MatMul(x, w)
-            start = MatMul(rows, v)
-            last, y = Scan <num_scan_inputs = 1,
-                body = turn (float[1, 8] state, float[8] row) => (float[1, 8] next, float[1, 8] seen) {
-                    sum = Add(state, row)
-                    next = MatMul(sum, v)
-                    seen = Identity(next)
-                }
-            >(start, h)
-        }""",
+        """h = MatMul(x, w)  start = MatMul(rows, v)
+        last, y = Scan <num_scan_inputs = 1,
+            body = turn (float[1, 8] state, float[8] row) => (float[1, 8] next, float[1, 8] seen) {
+                sum = Add(state, row)  next = MatMul(sum, v)  seen = Identity(next) }>(start, h)""",
+        "(float[3, 8] x) => (float[1, 8] last, float[3, 1, 8] y)",
         {**DENSE, "rows": (1, 8)},
     ),
-    odd("bodies-in-bodies", _deep_bodies(), DENSE),
+    odd("bodies-in-bodies", _deep_bodies(), f"{ROW.replace('y', 'a12')} <bool yes = {{1}}>"),
     odd(
         "local-function",
-        """net (float[1, 8] x) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            s = mine.Twice <gain = 2.0> (h)
-            y = MatMul(s, v)
-        }
-        <domain: "mine", opset_import: ["" : 17]>
-        Twice <gain> (a) => (b) {
-            g = Constant <value_float: float = @gain> ()
-            c = Mul(a, g)
-            b = Relu(c)
-        }""",
+        "h = MatMul(x, w)  s = mine.Twice <gain = 2.0> (h)  y = MatMul(s, v)",
+        functions="""<domain: "mine", opset_import: ["" : 17]> Twice <gain> (a) => (b) {
+            g = Constant <value_float: float = @gain> ()  c = Mul(a, g)  b = Relu(c) }""",
     ),
     odd(
         "custom-operator",
-        """net (float[1, 8] x) => (float[1, 8] y) {
-            h = MatMul(x, w)
-            c = acme.Secret <strength = 3> (h)
-            y = MatMul(c, v)
-        }""",
+        "h = MatMul(x, w)  c = acme.Secret <strength = 3> (h)  y = MatMul(c, v)",
         refused="acme",
     ),
 )
@@ -213,8 +187,8 @@ def _retype(elem_type: int, proto: onnx.ModelProto) -> None:
 
 
 def _of_type(name: str, elem_type: int, *, nothing: bool = False) -> OddModel:
-    text = f"net ({name}[1, 8] x) => ({name}[1, 8] y) {{ h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v) }}"
-    return odd(name, text, nothing=nothing, change=partial(_retype, elem_type))
+    nodes, ends = "h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v)", ROW.replace("float", name)
+    return odd(name, nodes, ends, nothing=nothing, change=partial(_retype, elem_type))
 
 
 def _add_default(proto: onnx.ModelProto) -> None:
@@ -224,8 +198,8 @@ def _add_default(proto: onnx.ModelProto) -> None:
 
 def _with_default(name: str, ir: int) -> OddModel:
     """Until IR 3 each initializer had to be an input; later such an input is a default that a caller may replace."""
-    text = "net (float[1, 8] x, float[8, 8] w) => (float[1, 8] y) { y = MatMul(x, w) }"
-    return odd(name, text, {}, ir=ir, opset=8, change=_add_default)
+    ends = "(float[1, 8] x, float[8, 8] w) => (float[1, 8] y)"
+    return odd(name, "y = MatMul(x, w)", ends, {}, ir=ir, opset=8, change=_add_default)
 
 
 def _add_sparse(proto: onnx.ModelProto) -> None:
@@ -254,95 +228,67 @@ TENSORS = (
     _of_type("double", TensorProto.DOUBLE, nothing=True),
     odd(
         "zero-size",
-        """net (float[1, 8] x, float[0, 8] empty) => (float[1, 8] y, float[0, 8] z) {
-            all = Concat <axis = 0> (x, empty)
-            y = MatMul(all, w)
-            z = MatMul(empty, v)
-        }""",
+        "all = Concat <axis = 0> (x, empty)  y = MatMul(all, w)  z = MatMul(empty, v)",
+        "(float[1, 8] x, float[0, 8] empty) => (float[1, 8] y, float[0, 8] z)",
     ),
     odd(
         "scalar-input",
-        "net (float[1, 8] x, float[1] gain) => (float[1, 8] y) { h = MatMul(x, w)\n y = Mul(h, gain) }",
+        "h = MatMul(x, w)  y = Mul(h, gain)",
+        "(float[1, 8] x, float[1] gain) => (float[1, 8] y)",
         change=_make_scalar,
     ),
     _with_default("input-with-default", 8),
     _with_default("initializers-are-inputs", 3),
-    odd(
-        "sparse-weight",
-        "net (float[1, 8] x) => (float[1, 8] y) { h = MatMul(x, w)\n y = MatMul(h, rare) }",
-        change=_add_sparse,
-    ),
+    odd("sparse-weight", "h = MatMul(x, w)  y = MatMul(h, rare)", change=_add_sparse),
     odd(
         "string-constant",
-        """net (float[1, 8] x) => (float[1, 8] y, string[2] label) <string[2] words = {"yes", "no"}> {
-            y = MatMul(x, w)
-            label = Identity(words)
-        }""",
+        "y = MatMul(x, w)  label = Identity(words)",
+        '(float[1, 8] x) => (float[1, 8] y, string[2] label) <string[2] words = {"yes", "no"}>',
     ),
-    odd(
-        "string-input",
-        "net (string[1] x) => (string[1] y) { y = Identity(x) }",
-        refused="'x' holds strings",
-    ),
+    odd("string-input", "y = Identity(x)", "(string[1] x) => (string[1] y)", refused="'x' holds strings"),
     odd(
         "sequence",
-        """net (float[2, 8] x) => (float[2, 8] y) <int64 first = {0}> {
-            h = MatMul(x, w)
-            rows = SplitToSequence <axis = 0> (h)
-            row = SequenceAt(rows, first)
-            all = ConcatFromSequence <axis = 0> (rows)
-            sum = Add(all, row)
-            y = MatMul(sum, v)
-        }""",
+        """h = MatMul(x, w)  rows = SplitToSequence <axis = 0> (h)  row = SequenceAt(rows, first)
+        all = ConcatFromSequence <axis = 0> (rows)  sum = Add(all, row)  y = MatMul(sum, v)""",
+        "(float[2, 8] x) => (float[2, 8] y) <int64 first = {0}>",
     ),
     odd(
         "sequence-input",
-        """net (seq(float[1, 8]) rows) => (float[1, 8] y) <int64 first = {0}> {
-            row = SequenceAt(rows, first)
-            y = MatMul(row, w)
-        }""",
+        "row = SequenceAt(rows, first)  y = MatMul(row, w)",
+        "(seq(float[1, 8]) rows) => (float[1, 8] y) <int64 first = {0}>",
         refused="'rows' is a sequence",
     ),
     odd(
         "sequence-output",
-        """net (float[2, 8] x) => (float[2, 8] y, float[2, 8] rows) {
-            y = MatMul(x, w)
-            rows = SplitToSequence <axis = 0> (y)
-        }""",
+        "y = MatMul(x, w)  rows = SplitToSequence <axis = 0> (y)",
+        "(float[2, 8] x) => (float[2, 8] y, float[2, 8] rows)",
         change=_output_sequence,
     ),
     odd(
         "optional-input",
-        """net (optional(float[1, 8]) maybe) => (float[1, 8] y) {
-            x = OptionalGetElement(maybe)
-            y = MatMul(x, w)
-        }""",
+        "x = OptionalGetElement(maybe)  y = MatMul(x, w)",
+        "(optional(float[1, 8]) maybe) => (float[1, 8] y)",
         opset=18,
         refused="'maybe' is optional",
     ),
-    odd(
-        "unnamed-dimension", "net (float[?, 8] x) => (float[?, 8] y) { h = MatMul(x, w)\n y = MatMul(h, v) }"
-    ),
+    odd("unnamed-dimension", "h = MatMul(x, w)  y = MatMul(h, v)", ROW.replace("1, 8", "?, 8")),
     odd(
         "unnamed-dimensions",
-        "net (float[?, 3, ?, ?] x) => (float[?, 4, ?, ?] y) { y = Conv(x, w) }",
-        {"w": CONV["w"]},
+        "y = Conv(x, w)",
+        "(float[?, 3, ?, ?] x) => (float[?, 4, ?, ?] y)",
+        CONV,
         refused="dimension 2 of input 'x' is dynamic",
     ),
     odd(
         "unknown-rank",
-        "net (float[1, 8] x) => (float[1, 8] y) { y = MatMul(x, w) }",
+        "y = MatMul(x, w)",
         change=lambda proto: proto.graph.input[0].type.tensor_type.ClearField("shape"),
         refused="'x' has no known rank",
     ),
     odd(
         "infinite-mask",
-        """net (float[8, 8] x) => (float[8, 8] y) {
-            q = MatMul(x, w)
-            masked = Add(q, mask)
-            p = Softmax(masked)
-            y = MatMul(p, v)
-        }""",
+        "q = MatMul(x, w)  masked = Add(q, mask)  p = Softmax(masked)  y = MatMul(p, v)",
+        ROW.replace("1, 8", "8, 8"),
         change=_add_mask,
     ),
 )
@@ -352,19 +298,15 @@ TENSORS = (
 
 
 _WEIGHT = ", ".join(str(number % 7) for number in range(64))
-_CHAIN = "\n".join(f"h{i + 1} = Relu(h{i})" for i in range(400))
+_CHAIN = "  ".join(f"h{i + 1} = Relu(h{i})" for i in range(400))
 
 
 def _of_opset(opset: int) -> OddModel:
     return odd(
         f"opset-{opset}",
-        """net (float[1, 3, 8, 8] x) => (float[1, 4, 4, 4] y) {
-            a = Conv <pads = [1, 1, 1, 1]> (x, w)
-            b = Relu(a)
-            c = Conv <pads = [1, 1, 1, 1]> (b, v)
-            d = Add(b, c)
-            y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)
-        }""",
+        """a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Relu(a)  c = Conv <pads = [1, 1, 1, 1]> (b, v)
+        d = Add(b, c)  y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)""",
+        "(float[1, 3, 8, 8] x) => (float[1, 4, 4, 4] y)",
         CONV,
         opset=opset,
         # before IR 4, weights had to be inputs
@@ -374,78 +316,52 @@ def _of_opset(opset: int) -> OddModel:
 
 GRAPHS = (
     *map(_of_opset, range(7, 26)),
-    odd(
-        "no-nodes",
-        "net (float[1, 8] x) => (float[1, 8] x) {}",
-        refused="the model has no nodes",
-    ),
+    odd("no-nodes", "", "(float[1, 8] x) => (float[1, 8] x)", refused="the model has no nodes"),
     odd(
         "only-copies",
-        """net (float[1, 4, 6] x) => (float[24] y) <int64[1] form = {-1}> {
-            a = Transpose <perm = [0, 2, 1]> (x)
-            b = Identity(a)
-            y = Reshape(b, form)
-        }""",
+        "a = Transpose <perm = [0, 2, 1]> (x)  b = Identity(a)  y = Reshape(b, form)",
+        "(float[1, 4, 6] x) => (float[24] y) <int64[1] form = {-1}>",
     ),
-    odd("output-is-input", "net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = MatMul(x, w) }"),
-    odd("output-is-weight", "net (float[1, 8] x) => (float[1, 8] y, float[8, 8] w) { y = MatMul(x, w) }"),
-    odd("output-twice", "net (float[1, 8] x) => (float[1, 8] y, float[1, 8] y) { y = MatMul(x, w) }"),
+    odd("output-is-input", "y = MatMul(x, w)", "(float[1, 8] x) => (float[1, 8] x, float[1, 8] y)"),
+    odd("output-is-weight", "y = MatMul(x, w)", "(float[1, 8] x) => (float[1, 8] y, float[8, 8] w)"),
+    odd("output-twice", "y = MatMul(x, w)", "(float[1, 8] x) => (float[1, 8] y, float[1, 8] y)"),
     odd(
         "missing-operands",
-        """net (float[1, 8] x) => (float[1, 8] y) <float high = {6}> {
-            h = MatMul(x, w)
-            c = Clip(h, , high)
-            y = MatMul(c, v)
-        }""",
+        "h = MatMul(x, w)  c = Clip(h, , high)  y = MatMul(c, v)",
+        f"{ROW} <float high = {{6}}>",
     ),
     odd(
         "unread",
-        """net (float[1, 8] x, float[3] nobody) => (float[1, 8] y) <float[2] unused = {1, 2}> {
-            y = MatMul(x, w)
-            dead = MatMul(x, v)
-        }""",
+        "y = MatMul(x, w)  dead = MatMul(x, v)",
+        "(float[1, 8] x, float[3] nobody) => (float[1, 8] y) <float[2] unused = {1, 2}>",
     ),
     odd(
         "training-batchnorm",
-        """net (float[2, 3, 6, 6] x) => (float[2, 4, 6, 6] y, float[4] m, float[4] s) {
-            h = Conv <pads = [1, 1, 1, 1]> (x, w)
-            y, m, s = BatchNormalization <training_mode = 1> (h, scale, bias, mean, one)
-        }""",
+        """h = Conv <pads = [1, 1, 1, 1]> (x, w)
+        y, m, s = BatchNormalization <training_mode = 1> (h, scale, bias, mean, one)""",
+        "(float[2, 3, 6, 6] x) => (float[2, 4, 6, 6] y, float[4] m, float[4] s)",
         {"w": CONV["w"], "scale": (4,), "bias": (4,), "mean": (4,), "one": (4,)},
     ),
     odd(
         "q-operators",
-        f"""net (uint8[1, 8] x) => (uint8[1, 8] y)
-        <float s = {{0.1}}, uint8 z = {{128}}, uint8[8, 8] w = {{{_WEIGHT}}}> {{
-            y = QLinearMatMul(x, s, z, w, s, z, s, z)
-        }}""",
+        "y = QLinearMatMul(x, s, z, w, s, z, s, z)",
+        f"{ROW.replace('float', 'uint8')} <float s = {{0.1}}, uint8 z = {{128}}, uint8[8, 8] w = {{{_WEIGHT}}}>",
         {},
         nothing=True,
     ),
     odd(
         "integer-operators",
-        f"""net (float[1, 8] x) => (float[1, 8] y) <uint8[8, 8] w = {{{_WEIGHT}}}> {{
-            q, s, z = DynamicQuantizeLinear(x)
-            h = MatMulInteger(q, w, z)
-            f = Cast <to = 1> (h)
-            g = Mul(f, s)
-            y = MatMul(g, v)
-        }}""",
+        """q, s, z = DynamicQuantizeLinear(x)  h = MatMulInteger(q, w, z)
+        f = Cast <to = 1> (h)  g = Mul(f, s)  y = MatMul(g, v)""",
+        f"{ROW} <uint8[8, 8] w = {{{_WEIGHT}}}>",
         {"v": (8, 8)},
     ),
     odd(
         "pairs-already",
-        """net (float[1, 8] x) => (float[1, 8] y) <float s = {0.05}, uint8 z = {128}> {
-            q = QuantizeLinear(x, s, z)
-            d = DequantizeLinear(q, s, z)
-            h = MatMul(d, w)
-            y = MatMul(h, v)
-        }""",
+        "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  h = MatMul(d, w)  y = MatMul(h, v)",
+        f"{ROW} <float s = {{0.05}}, uint8 z = {{128}}>",
     ),
-    odd(
-        "long-chain",
-        f"net (float[1, 8] x) => (float[1, 8] y) {{ h0 = MatMul(x, w)\n {_CHAIN}\n y = MatMul(h400, v) }}",
-    ),
+    odd("long-chain", f"h0 = MatMul(x, w)  {_CHAIN}  y = MatMul(h400, v)"),
 )
 
 

@@ -49,9 +49,9 @@ CONV = QX + DW + "c = Conv<pads = [1, 1, 1, 1]>(a, v) "
 FP8 = {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}
 
 
-def two(name: str, source: str, scale: str = "s") -> str:
+def two(name: str, source: str, scale: str = "s", zero: str = "z") -> str:
     """A pair on ``source`` with output ``name``."""
-    return f"q{name} = QuantizeLinear({source}, {scale}, z)  {name} = DequantizeLinear(q{name}, {scale}, z) "
+    return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
 
 
 def skip(on_skip: bool, on_conv: bool) -> str:

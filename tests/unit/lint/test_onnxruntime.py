@@ -11,21 +11,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import trt_corpus
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from packaging.version import Version
-from trt_corpus import parse
+from trt_corpus import DW, F32, IMAGE, ROWS, parse
 
 from qdqspec.backends.onnxruntime.lint import TARGETS
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.strip import strip_qdq
 
-F32 = np.float32
-IMAGE = "float[1,16,8,8] x"
-ROWS = "float[4,16] x"
 QX = "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu) "
-DW = "v = DequantizeLinear<axis = 0>(w, ws, wz) "
 DM = "v = DequantizeLinear<axis = 1>(m, ws, wz) "
 CONV = QX + DW + "c = Conv<pads = [1, 1, 1, 1]>(a, v) "
 POOL = "p = MaxPool<kernel_shape = [2, 2]>(a) "
@@ -33,7 +30,7 @@ POOL = "p = MaxPool<kernel_shape = [2, 2]>(a) "
 
 def two(name: str, source: str, scale: str = "s", zero: str = "zu") -> str:
     """A pair on ``source`` with output ``name``."""
-    return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
+    return trt_corpus.two(name, source, scale, zero)
 
 
 DB = "d = DequantizeLinear<axis = 0>(bi, bs) "

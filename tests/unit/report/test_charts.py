@@ -12,15 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.app.report.charts import front_chart, layers_chart, model_graph, style_of
-from qdqspec.app.report.facts import block_errors
 from qdqspec.app.report.formats import html
 from qdqspec.testing.records import (
     cached_case,
     faster_case,
-    sample_errors,
-    sample_pairs,
     sample_run,
-    sample_search,
 )
 from qdqspec.types import FrontPoint, GraphPart, Interval, RunRecord
 
@@ -45,15 +41,6 @@ def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float
     size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
     for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
         assert 0 <= float(value) <= float(size[1 if "x" in name else 2]), name
-
-
-def test_errors_of_blocks_are_rows_sorted_by_size() -> None:
-    search = replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=sample_errors())
-    blocks = block_errors(search)
-    assert [name for name, *_ in blocks[:2]] == ["/layer0/block0/Conv", "/layer1/block1/Conv"]
-    shares = [share for *_, share in blocks]
-    assert sum(shares) == pytest.approx(1.0)
-    assert shares == sorted(shares, reverse=True)
 
 
 # ---- the drawing of a model ------------------------------------------------------------------------

@@ -90,8 +90,9 @@ def test_the_summary_table_notes_results_of_the_cache() -> None:
 
 @pytest.mark.parametrize("run", [sample_run, empty_run, hostile_run])
 def test_a_page_is_well_formed_and_loads_and_runs_nothing(run) -> None:
-    page = re.sub("<!DOCTYPE html>|(<(meta|wbr)[^>/]*)>", r"\1/>", html.report_format.render(run()))
-    elements = [*ET.fromstring(page.removeprefix("/>")).iter()]
+    page = html.report_format.render(run())
+    xml = re.sub(r"(<(?:meta|wbr)[^>/]*)>", r"\1/>", page.removeprefix("<!DOCTYPE html>"))
+    elements = [*ET.fromstring(re.sub(r"&(?!amp|lt|gt|quot|#)\w+;", "", xml)).iter()]
     tags = {element.tag.rpartition("}")[2] for element in elements}
     assert not tags & {"script", "link", "img", "iframe", "object", "use", "image"}
     names = {name for element in elements for name in element.attrib}
