@@ -110,17 +110,6 @@ def test_a_metric_of_a_fixture_is_applied_to_a_real_model(real, models):
     assert accuracy["top3"]["lost"] is not None
 
 
-def test_fixtures_tune_a_case_and_write_its_results(real):
-    (real.path / "test_case.py").write_text(
-        "def test_case(qdq_case):\n"
-        "    case = qdq_case('specs/a.qdq.yaml::default')\n"
-        "    assert case.latency.median_ms > 0 and case.parity.sqnr_db > 10\n"
-    )
-    real.runpytest_subprocess("test_case.py", "--qdq-backend=fake").assert_outcomes(passed=1)
-    written = json.loads((real.path / "reports" / "a" / "default" / "result.json").read_text())
-    assert written["tuned"]["median_ms"] > 0
-
-
 def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
     spec = SPEC.replace("tune: {trials: 2}", "tune: {trials: 1}\nmatrix: {backend: [onnxruntime, fake]}")
     (real.path / "specs" / "a.qdq.yaml").write_text(spec)

@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from sessions import few_digits
 
+from qdqspec._core.registry import names
 from qdqspec.app.cli import main, parsers
 from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.spec.models import load_spec
@@ -357,3 +359,75 @@ def test_the_loader_and_the_images_of_the_page_are_read(pytester, models):
     run = pytester.runpytest_subprocess("wrong.qdq.yaml", "--qdq-backend=fake")
     run.assert_outcomes(failed=2)
     run.stdout.fnmatch_lines(["*no data loader is called 'my_batch'*"])
+
+
+# ---- the table of checks in guide.md ----------------------------------------------------------------
+
+EXAMPLES = re.findall(
+    r"^\| `(\{kind: .*\})` \|", (DOCS / "guide.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_the_guide_is_a_valid_check(example: str, tmp_path: Path) -> None:
+    head = "".join(text for key, text in PARTS.items() if key != "checks")
+    (tmp_path / "a.qdq.yaml").write_text(f"{head}checks:\n  - {example}\n", encoding="utf-8")
+    (case,) = load_spec(tmp_path / "a.qdq.yaml").cases()
+    assert len(case.checks) == 1
+
+
+def test_the_guide_has_an_example_of_every_kind_of_check() -> None:
+    assert {re.match(r"\{kind: (\w+)", example)[1] for example in EXAMPLES} == set(names("check"))
+
+
+# ---- python.md and accuracy.md ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def digits(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the classifier and its data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models / "digits_resnet.onnx", tmp_path)
+    for kind in ("calibration", "evaluation"):
+        shutil.copy(ROOT / "specs" / "data" / f"digits_{kind}.npz", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_blocks_of_the_page_on_python_run(
+    digits: Path, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few_digits(models, digits, 16).rename("digits_calibration.npz")  # each call repeats the calibration
+    Path("page.py").write_text("\n".join(fenced("python.md", "python")), encoding="utf-8")
+    monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
+    runpy.run_path("page.py")
+    assert "regions by structure" in capsys.readouterr().out
+    written = {path.name for path in (digits / "tuned").iterdir()}
+    assert {"reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "trials.jsonl"} <= written
+    assert {path.name for path in digits.iterdir()} >= {"best.onnx", "report.html", "run.json", "study"}
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_python_of_the_page_on_accuracy_runs(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("page.py").write_text("\n".join(fenced("accuracy.md", "python")), encoding="utf-8")
+    runpy.run_path("page.py")
+    reference, least, shipped, *_ = capsys.readouterr().out.split()
+    assert float(least) == pytest.approx(float(reference) - 0.05)
+    assert float(shipped) >= float(least)
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_search_of_the_page_on_accuracy_meets_its_constraint(
+    digits: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (held,) = (block for block in fenced("accuracy.md", "yaml") if "tune:" in block)
+    (digits / "a.qdq.yaml").write_text(held, encoding="utf-8")
+    (digits / "conftest.py").write_text(fenced("accuracy.md", "python")[0], encoding="utf-8")
+    monkeypatch.chdir(digits)
+    words = ("-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
+    assert pytester.runpytest_inprocess(*words).ret == 0
+    found = json.loads((digits / "run.json").read_text(encoding="utf-8"))["cases"][0]
+    bound = found["search"]["accuracy"]
+    assert bound["reference"] == pytest.approx(534 / 540)
+    assert found["accuracy"]["top1"]["tuned"] == pytest.approx(bound["selected"])
+    assert bound["selected"] >= bound["least"]

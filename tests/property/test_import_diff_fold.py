@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from random_models import MODES, placed_models, quantized_model, random_inputs, 
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
+from qdqspec.graph.protos import all_graphs, graphs_inside
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.qdq.import_qdq import import_placement
@@ -106,11 +106,5 @@ def within_removed(proto: onnx.ModelProto, folded: onnx.ModelProto) -> set[str]:
     """The tensors produced in bodies of nodes that folding removed because no node reads their outputs."""
     left = {name for node in folded.graph.node for name in node.output}
     removed = [node for node in proto.graph.node if left.isdisjoint(node.output)]
-    return {name for node in removed for inner in nodes_within(node) for name in inner.output}
-
-
-def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield inner
-            yield from nodes_within(inner)
+    graphs = (graph for node in removed for body in graphs_inside(node) for graph in all_graphs(body))
+    return {name for graph in graphs for inner in graph.node for name in inner.output}

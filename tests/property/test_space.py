@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -40,25 +38,6 @@ def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
     return {unit.id: data.draw(st.sampled_from(unit.labels)) for unit in space.units}
 
 
-def run_apart(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | str:
-    """The outputs of a model run in a separate process, or the reason of its failure, which may be a crash."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with os.fdopen(writing, "wb") as answer:
-            try:
-                pickle.dump(outputs_of(proto, feeds, "ENABLE_ALL"), answer)
-            except BaseException as error:  # noqa: BLE001 - the reason is the result
-                pickle.dump(repr(error), answer)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        data = answer.read()
-    _, status = os.waitpid(child, 0)
-    return pickle.loads(data) if status == 0 else f"it ended with {os.waitstatus_to_exitcode(status)}"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40)
 @given(MODELS, RULES, st.data())
@@ -72,10 +51,11 @@ def test_the_placement_of_any_labels_is_valid_and_runs(
     inserted = Inserter(model, numbers).insert(placement).proto
     onnx.checker.check_model(inserted, full_check=True)
     feeds = random_inputs(model)
-    expected, found = run_apart(proto, feeds), run_apart(inserted, feeds)
-    assume(not isinstance(expected, str))  # the runtime refuses some of these float models
-    assert not isinstance(found, str), found
-    for ours, theirs in zip(found, expected, strict=True):
+    try:
+        expected = outputs_of(proto, feeds, "ENABLE_ALL")
+    except Exception:  # noqa: BLE001 - the runtime refuses some of these float models; its errors share no base
+        assume(False)
+    for ours, theirs in zip(outputs_of(inserted, feeds, "ENABLE_ALL"), expected, strict=True):
         assert ours.shape == theirs.shape
         assert np.isfinite(ours).all()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx_text import parsed
 
 # Text of the nodes, shape of the input, and shapes of weights; {s} are scalar constants.
 _TRANSFORMER = """
@@ -101,9 +102,6 @@ def architectures() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 def _model(name: str, nodes: str, shape: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     random = np.random.default_rng(len(name))
-    head = '<ir_version: 8, opset_import: ["": 17]>'
-    proto = onnx.parser.parse_model(f"{head} g (float[{shape}] x) => (float y) {{ {nodes} }}")
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
     constants = {
         key: (random.standard_normal(size) / np.sqrt(np.prod(size[1:]) or 1)).astype(np.float32)
         for key, size in weights.items()
@@ -111,10 +109,9 @@ def _model(name: str, nodes: str, shape: str, weights: dict[str, tuple[int, ...]
     constants |= {key: np.array(value, np.float32) for key, value in _SCALARS.items()}
     constants |= {key: np.array(value, np.int64) for key, value in _INTEGERS.items()}
     constants["sizes"] = np.array([1, 1, 2, 2], np.float32)
-    read = {tensor for node in proto.graph.node for tensor in node.input}
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(value, key) for key, value in constants.items() if key in read
-    )
+    read = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", nodes)}
+    proto = parsed(f"g (float[{shape}] x) => (float y) {{ {nodes} }}", **read).proto
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
     for index, node in enumerate(proto.graph.node):
         node.name = f"{node.op_type}_{index}"
     return onnx.shape_inference.infer_shapes(proto)  # with the shape of the output

@@ -113,16 +113,6 @@ def test_an_entry_that_was_changed_or_copied_to_another_name_is_refused(file: Pa
     assert error.value.cure == "restore it from version control, or write it anew with --qdq-update=changed"
 
 
-def test_an_entry_without_a_checksum_is_read_and_gets_one_with_the_next_update(file: Path) -> None:
-    data = json.loads(file.read_text())
-    del data["cases"]["default"]["regression"]["sum"]
-    file.write_text(json.dumps(data))
-    known = read_baseline(file)
-    assert known.entry(NAME) == ENTRY
-    update_baseline(file, "device", {("b8", "regression"): ENTRY})
-    assert all("sum" in checks["regression"] for checks in json.loads(file.read_text())["cases"].values())
-
-
 @pytest.mark.parametrize(
     ("key", "name"),
     [

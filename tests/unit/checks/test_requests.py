@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pytest
-from pydantic import Field
 
 from qdqspec import load_spec
 from qdqspec._core import registry
@@ -15,6 +14,7 @@ from qdqspec._core.config import Settings
 from qdqspec.app.cluster.request import pack
 from qdqspec.checks.base import CheckParams, baseline_entries
 from qdqspec.errors import ConfigError
+from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Verdict
 from qdqspec.types.requests import (
     BaselineRequest,
@@ -23,13 +23,6 @@ from qdqspec.types.requests import (
 )
 
 MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
-
-
-class ShiftParams(CheckParams):
-    """The allowed shift of the mean of an output."""
-
-    kind: Literal["mean-shift"]
-    max: float = Field(description="Largest shift of the mean.")
 
 
 @pytest.fixture
@@ -48,7 +41,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 class PaceCheck:
     """A check of another package that compares with the baseline and scores a metric of the project."""
 
-    Params: ClassVar[type[CheckParams]] = ShiftParams
+    Params: ClassVar[type[CheckParams]] = type(params_of("regression"))
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset()
 
     def requests(self, _: CheckParams) -> tuple[Request, ...]:
@@ -64,7 +57,7 @@ pace = PaceCheck()
 @pytest.mark.usefixtures("installed")
 def test_requests_of_an_installed_check_are_used_for_baselines_and_clusters(tmp_path: Path) -> None:
     """They are not found by the names `regression` and `accuracy` of checks."""
-    check = CheckSpec(id="mean-shift", kind="mean-shift", params=ShiftParams(kind="mean-shift", max=1.0))
+    check = CheckSpec(id="mean-shift", kind="mean-shift", params=params_of("regression"))
     case = Case(id="int8", model=MODEL, checks=(check,), metrics={"our-own": lambda *_: 1.0})
     assert baseline_entries([case]) == {("int8", "pace")}
     with pytest.raises(ConfigError, match="the metric our-own is Python code"):

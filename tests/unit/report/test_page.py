@@ -14,8 +14,8 @@ from qdqspec.app.report.charts import ticks
 from qdqspec.app.report.formats import fit_page, html, markdown
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.terminal import color_words, wants_color
-from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
-from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
+from qdqspec.testing.records import empty_run, faster_case, hostile_run, sample_pairs, sample_run
+from qdqspec.types import CaseRecord, Interval, RatioTest, RunRecord
 
 PAGES = (markdown, html)
 
@@ -67,22 +67,6 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     open_ = replace(result, verdict=replace(result.verdict, outcome="inconclusive", headline="no baseline"))
     text = summary_table(replace(run, cases=(replace(first, results=(open_,)),)))
     assert f"{result.id} inconclusive: no baseline" in text
-
-
-def test_the_summary_table_notes_results_of_the_cache() -> None:
-    def noted(case: CaseRecord, *more: CaseRecord) -> str:
-        return summary_table(replace(sample_run(), cases=(case, *more)))
-
-    case = cached_case()
-    timed = replace(case.evidence.latency, provenance=Provenance())
-    again = replace(case, evidence=replace(case.evidence, latency=timed))
-    note = "the placement is from the cache; its times were measured in this run"
-    assert f"{note}: digits::default (2 h old)\n" in noted(again)
-    assert [line.count("(2 h old)") for line in noted(again, again).splitlines() if note in line] == [2]
-    untimed = replace(case, evidence=replace(case.evidence, latency=None))
-    none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
-    assert none in noted(untimed)
-    assert "the placement and its times are from the cache: digits::default (2 h old)\n" in noted(case)
 
 
 # ---- HTML ---------------------------------------------------------------------------------------

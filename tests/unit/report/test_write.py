@@ -60,14 +60,3 @@ def test_text_of_annotations_is_escaped():
     assert "\n" not in line
     assert "a%2Cb%3Ac" in line
     assert "100 %25" in line
-
-
-def test_the_summary_is_appended(tmp_path, monkeypatch):
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    write_reports(sample_run(), [tmp_path / "github"])
-    text = summary.read_text()
-    assert text.startswith("before\n")
-    assert "# Quantized models" in text
-    assert not (tmp_path / "github").exists()
