@@ -13,7 +13,8 @@ import readers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqspec.errors import QdqspecError
+from qdqspec.errors import QdqspecError, SpecError
+from qdqspec.spec.models import Spec
 
 SEEDS = {name: reader.seeds() for name, reader in readers.READERS.items()}
 
@@ -37,3 +38,45 @@ def test_damaged_files_and_random_bytes_are_read_or_raise_one_error(
         readers.READERS[name].read(data, folder)
     except QdqspecError as error:
         assert error.what  # noqa: PT017 - the test checks the type of the error
+
+
+WORDS = (
+    "int8",
+    "kind: latency",
+    "*a",
+    "../../x",
+    "10m",
+    "1.5 h",
+    "5%",
+    ".nan",
+    "1e400",
+    "\ud7ff",
+    "{}",
+    "[" * 60,
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(sorted(Spec.model_fields)),
+    VALUES,
+    st.sampled_from(["kind", "min", "max_ms", "id", "severity"]),
+    VALUES,
+)
+def test_any_value_in_python_is_a_spec_or_raises_a_spec_error(
+    key: str, value: object, check_key: str, check_value: object
+) -> None:
+    keys = {
+        "model": "m.onnx",
+        "checks": [{"kind": "speedup", "min": 1.1, check_key: check_value}],
+        key: value,
+    }
+    try:
+        cases = Spec(**keys).cases()  # type: ignore[arg-type]  # values of any type on purpose
+    except SpecError as error:
+        cases = (error,)
+    assert cases

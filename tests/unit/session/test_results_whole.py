@@ -139,7 +139,7 @@ def test_an_unfinished_journal_is_never_overwritten(open_session, case, project)
 
 def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session, case) -> None:
     session = open_session()
-    interrupt(session, case, 3)
+    interrupt(session, case, 2)
     journal = session.output(case) / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     spoilt = [*lines[:-1], lines[-1].replace(b'"status":"ok"', b'"status":"Ok"')]
