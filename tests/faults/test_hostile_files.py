@@ -92,9 +92,7 @@ def home(tmp_path: Path) -> Path:
         ({"location": "weights.bin", "offset": "1"}, "ends before its 432 bytes from 1 on"),
     ],
 )
-def test_external_data_outside_the_folder_or_of_another_length_is_an_error(
-    home: Path, entries: dict[str, str], reason: str
-) -> None:
+def test_external_data_outside_the_folder_or_of_another_length_is_an_error(home, entries, reason) -> None:
     assert reason in refused(with_external(home, **entries)).what
 
 

@@ -99,9 +99,7 @@ def linted(model: Model) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lint_and_the_compiler_differ_only_where_that_was_reviewed(
-    name: str, compiler: Isolated, tmp_path: Path
-) -> None:
+def test_lint_and_the_compiler_differ_only_where_that_was_reviewed(name, compiler, tmp_path) -> None:
     onnx.save(MODELS[name].proto, tmp_path / "model.onnx")
     by_compiler, by_lint = refusing(compiler, tmp_path / "model.onnx"), linted(MODELS[name])
     found = {"lint": sorted(by_lint - by_compiler), "compiler": sorted(by_compiler - by_lint)}
@@ -151,9 +149,7 @@ def labellings(space: SchemeSpace, formats: tuple[str, ...]) -> Iterator[dict[st
 
 
 @pytest.mark.parametrize("formats", [(fmt,) for fmt in FORMATS] + list(MIXES), ids="-".join)
-def test_placements_build_for_each_gpu_that_has_the_formats(
-    path: Path, formats: tuple[str, ...], compiler: Isolated, tmp_path: Path
-) -> None:
+def test_placements_build_for_each_gpu_that_has_the_formats(path, formats, compiler, tmp_path) -> None:
     capabilities, profiles = having(*formats), profiles_of(path)
     options = options_for(capabilities, profiles)
     rules = QuantizeRules(format="+".join(formats), corrections="none")

@@ -121,9 +121,7 @@ def test_a_scheme_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     assert read_scheme(tmp_path / "scheme.json").pairs
 
 
-def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
-    pytester: pytest.Pytester, models: Path
-) -> None:
+def test_a_package_with_the_check_of_the_page_is_registered_and_judged(pytester, models) -> None:
     """The entry point registers the check under its kind, and it is judged and described like built-in checks."""
     code, points = (fenced("check.md", language)[0] for language in ("python", "toml"))
     groups = tomllib.loads(points)["project"]["entry-points"]
@@ -201,9 +199,7 @@ def test_the_reference_pages_are_the_generated_ones(monkeypatch: pytest.MonkeyPa
         )
 
 
-def test_the_commands_of_the_tutorial_are_accepted(
-    pytester: pytest.Pytester, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_tutorial_are_accepted(pytester, models, monkeypatch) -> None:
     """The first command writes the spec; pytest accepts the options of the others and collects the checks."""
     commands = [shlex.split(one) for one in fenced("../tutorial.md", "sh", "<!-- command -->\n")]
     assert len(commands) == 6
@@ -242,11 +238,7 @@ QUIET = ("run_noise=0.005", "wall_noise=0.01", "build_noise=0.002")
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_blocks_of_the_parity_page_run(
-    pytester: pytest.Pytester,
-    models: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_blocks_of_the_parity_page_run(pytester, models, capsys) -> None:
     tmp_path = pytester.path
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     shutil.copy(ROOT / "specs" / "data" / "digits_calibration.npz", tmp_path)
@@ -394,9 +386,7 @@ def digits(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_blocks_of_the_page_on_python_run(
-    digits: Path, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_blocks_of_the_page_on_python_run(digits, models, monkeypatch, capsys) -> None:
     few_digits(models, digits, 16).rename("digits_calibration.npz")  # each call repeats the calibration
     Path("page.py").write_text("\n".join(fenced("python.md", "python")), encoding="utf-8")
     monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
@@ -417,9 +407,7 @@ def test_the_python_of_the_page_on_accuracy_runs(digits: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_search_of_the_page_on_accuracy_meets_its_constraint(
-    digits: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_of_the_page_on_accuracy_meets_its_constraint(digits, pytester, monkeypatch) -> None:
     (held,) = (block for block in fenced("accuracy.md", "yaml") if "tune:" in block)
     (digits / "a.qdq.yaml").write_text(held, encoding="utf-8")
     (digits / "conftest.py").write_text(fenced("accuracy.md", "python")[0], encoding="utf-8")

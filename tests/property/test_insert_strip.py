@@ -29,9 +29,7 @@ def quantizer(model: Model) -> Quantizer:
 
 
 @given(placed_models(), MODES)
-def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(
-    drawn: Drawn, mode: str
-) -> None:
+def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(drawn, mode) -> None:
     model, placement = drawn
     stripped = Model(strip_qdq(quantized_model(model, placement, mode)).proto)
     if mode == "float":
@@ -61,9 +59,7 @@ def placed_in_one_format(draw: st.DrawFn) -> Drawn:
 
 
 @given(placed_in_one_format(), MODES)
-def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(
-    drawn: Drawn, mode: str
-) -> None:
+def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(drawn, mode) -> None:
     model, placement = drawn
     inserted = quantized_model(model, placement, mode)
     onnx.checker.check_model(inserted.proto, full_check=True)

@@ -60,9 +60,7 @@ def test_a_trial_is_read_back_from_json(trial: Trial) -> None:
 
 
 @given(st.lists(trials, min_size=1, max_size=3), trials, st.data())
-def test_an_interruption_at_any_byte_loses_at_most_one_line(
-    before: list[Trial], after: Trial, data: st.DataObject
-) -> None:
+def test_an_interruption_at_any_byte_loses_at_most_one_line(before, after, data) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trials.jsonl"
         whole = written(path, before)
@@ -101,9 +99,7 @@ def test_reading_a_journal_without_locking_does_not_change_it(noise: bytes, name
 
 
 @given(st.lists(trials, min_size=3, max_size=3), st.data())
-def test_a_changed_line_is_an_error_and_lines_before_it_are_recovered_byte_for_byte(
-    some: list[Trial], data: st.DataObject
-) -> None:
+def test_a_changed_line_is_an_error_and_lines_before_it_are_recovered_byte_for_byte(some, data) -> None:
     with TemporaryDirectory() as folder:
         path, target = Path(folder) / "trials.jsonl", Path(folder) / "other.jsonl"
         lines = written(path, some).splitlines(keepends=True)

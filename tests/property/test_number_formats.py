@@ -14,7 +14,7 @@ from onnx_text import parsed
 
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
+from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
@@ -40,9 +40,7 @@ COARSENESS = {
 
 @pytest.mark.parametrize("name", STORED)
 @given(values=weights, axis=st.integers(0, 1))
-def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(
-    name: str, values: np.ndarray, axis: int
-) -> None:
+def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(name, values, axis) -> None:
     params = weight_params(values, FORMATS[name], axis)
     error = np.abs(dequantize(quantize(values, params), params) - values)
     # The scale of a channel far below the others has a lower bound, and float32 represents quotients of 15 bits with an
@@ -68,9 +66,7 @@ def weight_as_read(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
 @given(
     formats, weights, st.integers(0, 1), st.sampled_from(("integer", "float")), st.sampled_from(list(REALS))
 )
-def test_weights_are_dequantized_as_by_the_onnx_reference(
-    fmt: NumberFormat, values: np.ndarray, axis: int, mode: str, elem_type: int
-) -> None:
+def test_weights_are_dequantized_as_by_the_onnx_reference(fmt, values, axis, mode, elem_type) -> None:
     real = REALS[elem_type]
     assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may be rounded differently
     values = values.astype(real)

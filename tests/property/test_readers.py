@@ -5,7 +5,6 @@ The long version is ``benchmarks/fuzz.py``, which also checks limits on memory a
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,7 @@ def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SEEDS)
 @settings(max_examples=35)
 @given(chance=st.randoms(use_true_random=False), noise=st.none() | st.binary(max_size=200))
-def test_damaged_files_and_random_bytes_are_read_or_raise_one_error(
-    name: str, tmp_path_factory: pytest.TempPathFactory, chance: random.Random, noise: bytes | None
-) -> None:
+def test_damaged_files_and_random_bytes_are_read_or_raise_one_error(name, tmp_path_factory, chance, noise):
     folder = tmp_path_factory.getbasetemp() / f"damaged-{name.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     data = readers.mutated(chance.choice(SEEDS[name]), chance) if noise is None else noise
@@ -67,9 +64,7 @@ VALUES = st.recursive(
     st.sampled_from(["kind", "min", "max_ms", "id", "severity"]),
     VALUES,
 )
-def test_any_value_in_python_is_a_spec_or_raises_a_spec_error(
-    key: str, value: object, check_key: str, check_value: object
-) -> None:
+def test_any_value_in_python_is_a_spec_or_raises_a_spec_error(key, value, check_key, check_value) -> None:
     keys = {
         "model": "m.onnx",
         "checks": [{"kind": "speedup", "min": 1.1, check_key: check_value}],

@@ -41,9 +41,7 @@ def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40)
 @given(MODELS, RULES, st.data())
-def test_the_placement_of_any_labels_is_valid_and_runs(
-    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
-) -> None:
+def test_the_placement_of_any_labels_is_valid_and_runs(backend, proto, rules, data) -> None:
     model = Model(proto)
     space = SchemeSpace(model, BACKENDS[backend], rules=rules)
     placement = space.resolve(labels_of(data, space))
@@ -62,9 +60,7 @@ def test_the_placement_of_any_labels_is_valid_and_runs(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES, st.data())
-def test_sites_are_on_float_tensors_and_disjoint_consumers(
-    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
-) -> None:
+def test_sites_are_on_float_tensors_and_disjoint_consumers(backend, proto, rules, data) -> None:
     model = Model(proto)
     space = SchemeSpace(model, BACKENDS[backend], rules=rules)
     labels = labels_of(data, space)
@@ -106,9 +102,7 @@ def test_onnx_runtime_has_no_float_weight_between_pairs(proto: onnx.ModelProto, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(MODELS, RULES)
-def test_a_reason_is_reported_for_exactly_the_units_not_offered(
-    backend: str, proto: onnx.ModelProto, rules: QuantizeRules
-) -> None:
+def test_a_reason_is_reported_for_exactly_the_units_not_offered(backend, proto, rules) -> None:
     model = Model(proto)
     space = SchemeSpace(model, BACKENDS[backend], rules=rules)
     judged = judge(model, BACKENDS[backend], backend=backend, rules=rules)

@@ -50,9 +50,7 @@ from qdqspec.types.requests import (
         ("regression", {"max": "-1%"}, "max"),
     ],
 )
-def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(
-    kind: str, values: dict, words: str
-) -> None:
+def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(kind, values, words) -> None:
     with pytest.raises(ValidationError, match=words):
         params_of(kind, **values)
 

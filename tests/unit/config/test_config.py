@@ -246,9 +246,7 @@ def test_results_are_found_after_the_project_was_moved(case, tmp_path: Path) -> 
 
 
 @given(note=st.binary(max_size=40) | st.sampled_from([b"[]", b'{"spec": 3}', b"{}", b"[" * 9999]))
-def test_a_damaged_note_of_a_folder_is_replaced(
-    note: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_note_of_a_folder_is_replaced(note, tmp_path_factory) -> None:
     root = tmp_path_factory.mktemp("root")
     (root / "a").mkdir()
     (root / "a" / "net.qdq.yaml").touch()

@@ -216,9 +216,7 @@ def test_rules_hold_for_ranges_of_versions() -> None:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_models_of_slow_findings_lack_the_integer_kernel_or_have_an_additional_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_models_of_slow_findings_lack_the_integer_kernel_or_have_an_additional_one(name, tmp_path) -> None:
     cases, kernel = SLOW[name]
     for case, broken in zip(cases, (True, False), strict=True):
         assert (name[:6] in ids(made(case))) == broken
@@ -227,9 +225,7 @@ def test_models_of_slow_findings_lack_the_integer_kernel_or_have_an_additional_o
 
 
 @pytest.mark.parametrize(("outputs", "is_fused"), [("y", True), ("y, p", False)])
-def test_a_product_that_is_itself_an_output_stays_apart_from_its_bias(
-    outputs: str, is_fused: bool, tmp_path: Path
-) -> None:
+def test_a_product_that_is_itself_an_output_stays_apart_from_its_bias(outputs, is_fused, tmp_path) -> None:
     model = parse(ROWS, outputs, QX + DM + "p = MatMul(a, v)  y = Add(p, b)", b=np.ones(16, F32))
     assert ("ORT024" in ids(model)) == ("Gemm" in kernels(model, tmp_path)) == is_fused
 
@@ -336,9 +332,7 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, np.ndarray], str]] = {
 
 @pytest.mark.skipif(not LEAVES_MISFITS, reason="before 1.32 other pairs were fused")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_operators_between_a_dq_and_its_operator_are_judged_as_the_runtime_fuses_them(
-    name: str, tmp_path: Path
-) -> None:
+def test_layout_operators_between_a_dq_and_its_operator_are_judged_as_the_runtime_fuses_them(name, tmp_path):
     inputs, text, changed, finding = LAYOUTS[name]
     random = np.random.default_rng(1)
     constants = {
@@ -407,9 +401,7 @@ def dynamic(largest: int = 60, *, scales: str = "scale_a scale_b", read: str = "
     ],
     ids=["separate scales", "a shared scale", "a reader of the cast", "8 bits"],
 )
-def test_a_dynamic_product_that_is_not_fused_is_slow(
-    model: Model, findings: set[str], tmp_path: Path
-) -> None:
+def test_a_dynamic_product_that_is_not_fused_is_slow(model, findings, tmp_path) -> None:
     assert ids(model) & {"ORT013", "ORT015"} == findings
     assert ("MatMulInteger" in kernels(model, tmp_path)) == ("ORT015" in findings)
 

@@ -99,9 +99,7 @@ def chain(count: int) -> tuple[GraphPart, ...]:
 
 
 @given(graphs())
-def test_a_drawing_is_well_formed_and_within_its_frame_for_any_names(
-    parts: tuple[GraphPart, ...],
-) -> None:
+def test_a_drawing_is_well_formed_and_within_its_frame_for_any_names(parts) -> None:
     pytest.importorskip("graph_layout")
     drawing = model_graph(parts)
     root = ET.fromstring(drawing.svg)

@@ -309,9 +309,7 @@ def test_the_root_of_a_spec_outside_the_root_is_its_folder(write: Write, tmp_pat
     assert text.startswith(f"{path}:2:8: ")
 
 
-def test_names_in_capitals_are_an_error_with_a_suggestion(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_in_capitals_are_an_error_with_a_suggestion(write, tmp_path, monkeypatch) -> None:
     path = write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n")
     monkeypatch.chdir(tmp_path / "specs")
     text = str(refusal(path, root=None))
