@@ -21,11 +21,7 @@ STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not f
 HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.block]
 
 
-@given(
-    target=st.sampled_from(TARGETS),
-    drawn=placed_models(activations=HELD, weights=STORED),
-    mode=MODES,
-)
+@given(target=st.sampled_from(TARGETS), drawn=placed_models(activations=HELD, weights=STORED), mode=MODES)
 def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(target, drawn, mode) -> None:
     model, placement = drawn
     quantized = quantized_model(model, placement, mode)

@@ -17,11 +17,7 @@ from qdqspec.checks.base import CheckParams, baseline_entries
 from qdqspec.errors import ConfigError
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Verdict
-from qdqspec.types.requests import (
-    BaselineRequest,
-    Request,
-    ScoreRequest,
-)
+from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,7 @@ def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, files, cal
 
 @pytest.mark.parametrize(
     ("output", "labels", "metric"),
-    [
-        ("n,5,16,16", (3, 16, 16), "miou"),
-        ("n,tokens,5", (3, 4), "top1"),
-        ("n,5,16,16", (3, 8, 8), ""),
-    ],
+    [("n,5,16,16", (3, 16, 16), "miou"), ("n,tokens,5", (3, 4), "top1"), ("n,5,16,16", (3, 8, 8), "")],
 )
 def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labels, metric):
     saved(tmp_path / "net.onnx", f"net (float[n,6] x) => (float[{output}] y) {{ y = plugins.Op(x) }}")

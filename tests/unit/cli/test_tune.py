@@ -70,9 +70,7 @@ def calls(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("integer", "status"),
-    [(0.5, "tuned"), (8.0, "unchanged")],
-    ids=["integers faster", "integers slower"],
+    ("integer", "status"), [(0.5, "tuned"), (8.0, "unchanged")], ids=["integers faster", "integers slower"]
 )
 def test_a_model_is_tuned_into_the_output_folder(verb, models, tmp_path, monkeypatch, integer, status):
     simulate_times(monkeypatch, integer)
@@ -228,9 +226,7 @@ def test_other_cases_run_if_one_cannot_run_here(verb, fake, monkeypatch, tmp_pat
 
     missing = Availability(usable=False, why="no int8", install="buy one")
     monkeypatch.setattr(
-        Session,
-        "availability",
-        lambda self, case: missing if case.id == "b1" else Availability(usable=True),
+        Session, "availability", lambda self, case: missing if case.id == "b1" else Availability(usable=True)
     )
     result = verb("tune", "a.qdq.yaml", "--json", "--report", "out.csv")
     assert result.code == 2

@@ -134,11 +134,7 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("qdqspec bas", ["baseline"]),
-        ("qdqspec tune --strat", ["--strategy"]),
-    ],
+    ("line", "found"), [("qdqspec bas", ["baseline"]), ("qdqspec tune --strat", ["--strategy"])]
 )
 def test_completions_of_a_shell(tmp_path, line, found):
     pytest.importorskip("argcomplete")

@@ -75,10 +75,7 @@ def test_only_a_client_with_the_certificate_connects(cluster, tmp_path, monkeypa
 def test_pytest_reports_the_same_with_and_without_a_cluster(cluster, model, tmp_path):
     address, keys = cluster
     found = {}
-    for name, words in {
-        "here": (),
-        "there": ("--qdq-cluster", address, f"--qdq-cluster-tls={keys}"),
-    }.items():
+    for name, words in {"here": (), "there": ("--qdq-cluster", address, f"--qdq-cluster-tls={keys}")}.items():
         found[name] = reported(tmp_path / name, model, *words)
     here, there = found["here"], found["there"]
     assert here["code"] == there["code"] == 1  # the second check fails

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from qdqspec.app.report.charts import front_chart, layers_chart, model_graph, style_of
 from qdqspec.app.report.formats import html
-from qdqspec.testing.records import (
-    cached_case,
-    faster_case,
-    sample_run,
-)
+from qdqspec.testing.records import cached_case, faster_case, sample_run
 from qdqspec.types import FrontPoint, GraphPart, Interval, RunRecord
 
 FIGURES = st.floats(1e-3, 1e3)

@@ -20,13 +20,7 @@ from qdqspec.app.report.record import (
 )
 from qdqspec.app.report.write import annotation_lines, write_reports
 from qdqspec.errors import ConfigError, OutputError, StateError
-from qdqspec.testing.records import (
-    alone_case,
-    bare_run,
-    faster_case,
-    hostile_run,
-    sample_run,
-)
+from qdqspec.testing.records import alone_case, bare_run, faster_case, hostile_run, sample_run
 from qdqspec.types import RuntimeComparison, RuntimeModel
 
 SAMPLE = record_to_json(sample_run())

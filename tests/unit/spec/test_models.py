@@ -20,12 +20,7 @@ from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.models import MatrixSection, combinations, spec_schema
-from qdqspec.spec.sections import (
-    PatternsSection,
-    QuantizeSection,
-    RegionsSection,
-    TuneSection,
-)
+from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import Inputs, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 
 SPEEDUP = {"kind": "speedup", "min": 1.2}
