@@ -13,7 +13,7 @@ from random_models import MODES, placed_models, quantized_model, random_inputs, 
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import all_graphs, graphs_inside
+from qdqspec.graph.protos import all_graphs, copied, graphs_inside, refill
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.qdq.import_qdq import import_placement
@@ -70,11 +70,8 @@ def foldable(draw: st.DrawFn) -> onnx.ModelProto:
     values = random_inputs(drawn[0], seed=draw(st.integers(0, 9)))
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(values)))
-        fixed = onnx.ModelProto()
-        fixed.CopyFrom(proto)
-        kept = [i for i in proto.graph.input if i.name != name]
-        del fixed.graph.input[:]
-        fixed.graph.input.extend(kept)
+        fixed = copied(proto)
+        refill(fixed.graph.input, [value for value in proto.graph.input if value.name != name])
         fixed.graph.initializer.append(onnx.numpy_helper.from_array(values[name], name))
         return fixed
     return proto

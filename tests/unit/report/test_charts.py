@@ -59,17 +59,12 @@ def graphs(draw: st.DrawFn) -> tuple[GraphPart, ...]:
             formats.popitem()
         ms = st.none() | st.floats(0, 100)
         makers = draw(st.sets(st.integers(0, count - 1), max_size=3)) - {at}
-        parts.append(
-            GraphPart(
-                name=draw(NAMES),
-                ops=ops,
-                formats=formats,
-                reference_ms=draw(ms),
-                tuned_ms=draw(ms),
-                sqnr_db=draw(st.none() | st.floats(-20, 200)),
-                inputs=tuple(sorted(makers)),
-            )
+        figures = {name: draw(ms) for name in ("reference_ms", "tuned_ms")}
+        sqnr_db, inputs = draw(st.none() | st.floats(-20, 200)), tuple(sorted(makers))
+        part = GraphPart(
+            name=draw(NAMES), ops=ops, formats=formats, sqnr_db=sqnr_db, inputs=inputs, **figures
         )
+        parts.append(part)
     return tuple(parts)
 
 
