@@ -62,15 +62,12 @@ def fitting(image: dict[str, np.ndarray], state: Path, chosen: BuildOptions) -> 
     return replace(chosen, state=state, profiles=(ShapeProfile(shapes=shapes),))
 
 
-def records(state: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
-
-
 def test_runs_are_recorded_as_cuda_graphs(tensorrt, fitting, squeezenet, image, state):
     with closing(tensorrt.build(squeezenet, fitting)) as engine:
         engine.bind(image)
         samples = engine.time(100, warmup=10)
-    (bound,) = [record for record in records(state) if "cuda_graph" in record]
+    records = map(json.loads, (state / "builds.jsonl").read_text("utf-8").splitlines())
+    (bound,) = [record for record in records if "cuda_graph" in record]
     assert bound["cuda_graph"] is True, bound
     assert len(samples.wall_ms) == 100
     assert all(0 < sample < 1e3 for sample in samples.wall_ms)

@@ -63,13 +63,6 @@ def scale_baseline(file, factor):
     file.write_text(json.dumps(data))
 
 
-def evidence(project, option, *more):
-    """The comparison with the baseline in the run record."""
-    project.runpytest_inprocess("specs", option, *more)
-    record = json.loads((project.path / option.partition("=")[2]).read_text())
-    return record["cases"][0]["regression"]["regression"]
-
-
 def test_a_missing_baseline_is_a_skip_locally_and_a_failure_in_ci(real, monkeypatch):
     real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
     monkeypatch.setenv("CI", "false")
@@ -99,12 +92,12 @@ def test_a_slowdown_against_a_committed_baseline_fails(kept):
     assert json.loads(kept.file.read_text())["device"] == "fake"
     kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
     scale_baseline(kept.file, 1.5)
-    result = kept.runpytest_inprocess("specs")
+    result = kept.runpytest_inprocess("specs", "--qdq-json=slower.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["* % slower than the baseline (95 %: *), allowed 20.0 %", "*measured twice*", "Reproduce with:"]
     )
-    found = evidence(kept, "--qdq-json=slower.json")
+    found = json.loads((kept.path / "slower.json").read_text())["cases"][0]["regression"]["regression"]
     assert (found["state"], found["looks"]) == ("compared", 2)
     assert found["file"] == "__baselines__/a/fake.json"
     assert found["change"]["builds"]["low"] > 1.2

@@ -57,12 +57,6 @@ def one_weight(values: np.ndarray) -> Model:
     )
 
 
-def weight_as_read(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
-    """The dequantized weight according to ONNX's reference: the weight plus zero."""
-    (found,) = evaluator_of(model).run(None, {"x": np.zeros_like(like)})
-    return found.astype(np.float32)
-
-
 @given(
     formats, weights, st.integers(0, 1), st.sampled_from(("integer", "float")), st.sampled_from(list(REALS))
 )
@@ -80,7 +74,8 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(fmt, values, axis, mod
     ours = dequantize(numbers.integer_weight(site), numbers.params(site))
     tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
     least = float(ml_dtypes.finfo(real).smallest_normal)
-    np.testing.assert_allclose(weight_as_read(inserted, values), ours, rtol=tolerance, atol=least)
+    (found,) = evaluator_of(inserted).run(None, {"x": np.zeros_like(values)})  # the weight plus zero
+    np.testing.assert_allclose(found.astype(np.float32), ours, rtol=tolerance, atol=least)
     read = {node.op_type: node for node in Model(inserted).nodes}["Add"]
     assert Model(inserted).elem_type(read.inputs[1]) == elem_type
 

@@ -218,10 +218,6 @@ def _output_sequence(proto: onnx.ModelProto) -> None:
     proto.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(row))
 
 
-def _make_scalar(proto: onnx.ModelProto) -> None:
-    del proto.graph.input[1].type.tensor_type.shape.dim[:]
-
-
 TENSORS = (
     _of_type("float16", TensorProto.FLOAT16),
     _of_type("bfloat16", TensorProto.BFLOAT16),
@@ -235,7 +231,7 @@ TENSORS = (
         "scalar-input",
         "h = MatMul(x, w)  y = Mul(h, gain)",
         "(float[1, 8] x, float[1] gain) => (float[1, 8] y)",
-        change=_make_scalar,
+        change=lambda proto: proto.graph.input[1].type.tensor_type.shape.ClearField("dim"),
     ),
     _with_default("input-with-default", 8),
     _with_default("initializers-are-inputs", 3),

@@ -155,10 +155,6 @@ FOUND = RuntimeComparison(
 )
 
 
-def run_with(found: RuntimeComparison) -> RunRecord:
-    return replace(sample_run(), runtimes=(found,))
-
-
 def test_the_text_of_a_comparison_of_runtimes(golden):
     failed = runtime_model("other", "float", None, failure="it crashed")
     slow = runtime_model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
