@@ -96,22 +96,18 @@ _FAMILIES = {
 
 def architectures() -> Iterator[tuple[str, onnx.ModelProto]]:
     """Each family by name, with float32 weights; the input is called ``x`` and the output ``y``."""
-    for name, (nodes, shape, weights) in _FAMILIES.items():
-        yield name, _model(name, nodes, shape, weights)
-
-
-def _model(name: str, nodes: str, shape: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
-    random = np.random.default_rng(len(name))
-    constants = {
-        key: (random.standard_normal(size) / np.sqrt(np.prod(size[1:]) or 1)).astype(np.float32)
-        for key, size in weights.items()
-    }
-    constants |= {key: np.array(value, np.float32) for key, value in _SCALARS.items()}
-    constants |= {key: np.array(value, np.int64) for key, value in _INTEGERS.items()}
-    constants["sizes"] = np.array([1, 1, 2, 2], np.float32)
-    read = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", nodes)}
-    proto = parsed(f"g (float[{shape}] x) => (float y) {{ {nodes} }}", **read).proto
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
-    for index, node in enumerate(proto.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return onnx.shape_inference.infer_shapes(proto)  # with the shape of the output
+    known = {key: np.array(value, np.float32) for key, value in _SCALARS.items()}
+    known |= {key: np.array(value, np.int64) for key, value in _INTEGERS.items()}
+    known["sizes"] = np.array([1, 1, 2, 2], np.float32)
+    for family, (nodes, shape, weights) in _FAMILIES.items():
+        random = np.random.default_rng(len(family))
+        constants = {
+            key: (random.standard_normal(size) / np.sqrt(np.prod(size[1:]) or 1)).astype(np.float32)
+            for key, size in weights.items()
+        }
+        constants |= {key: value for key, value in known.items() if re.search(rf"\b{key}\b", nodes)}
+        proto = parsed(f"g (float[{shape}] x) => (float y) {{ {nodes} }}", **constants).proto
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+        for index, node in enumerate(proto.graph.node):
+            node.name = f"{node.op_type}_{index}"
+        yield family, onnx.shape_inference.infer_shapes(proto)  # with the shape of the output
