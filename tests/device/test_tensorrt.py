@@ -62,25 +62,18 @@ def fitting(image: dict[str, np.ndarray], state: Path, chosen: BuildOptions) -> 
     return replace(chosen, state=state, profiles=(ShapeProfile(shapes=shapes),))
 
 
-def records(state: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
-
-
-def test_runs_are_recorded_as_cuda_graphs(
-    tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, image, state: Path
-):
+def test_runs_are_recorded_as_cuda_graphs(tensorrt, fitting, squeezenet, image, state):
     with closing(tensorrt.build(squeezenet, fitting)) as engine:
         engine.bind(image)
         samples = engine.time(100, warmup=10)
-    (bound,) = [record for record in records(state) if "cuda_graph" in record]
+    records = map(json.loads, (state / "builds.jsonl").read_text("utf-8").splitlines())
+    (bound,) = [record for record in records if "cuda_graph" in record]
     assert bound["cuda_graph"] is True, bound
     assert len(samples.wall_ms) == 100
     assert all(0 < sample < 1e3 for sample in samples.wall_ms)
 
 
-def test_a_second_build_uses_kernels_of_the_timing_cache(
-    tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, state: Path
-):
+def test_a_second_build_uses_kernels_of_the_timing_cache(tensorrt, fitting, squeezenet, state):
     if tensorrt.name != "tensorrt":
         pytest.skip(f"{tensorrt.name} has no timing cache")
     hashes = []
@@ -99,9 +92,7 @@ def test_a_quantized_convolution_runs_in_integers(tensorrt: Isolated, chosen: Bu
     assert any(layer.integer and "conv" in layer.nodes for layer in layers), layers
 
 
-def test_asymmetric_quantization_is_refused_with_the_node(
-    tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path
-):
+def test_asymmetric_quantization_is_refused_with_the_node(tensorrt, chosen, tmp_path):
     path = quantized(tmp_path / "u.onnx", "uint8")
     with pytest.raises(BackendError, match="x_quantize"):
         tensorrt.build(path, chosen)
@@ -142,9 +133,7 @@ def test_outputs_with_data_dependent_shapes(tensorrt: Isolated, chosen: BuildOpt
 
 
 @pytest.mark.slow
-def test_a_search_selects_a_model_that_is_not_slower_than_the_reference(
-    tensorrt: Isolated, chosen: BuildOptions, models: Path, tmp_path: Path
-):
+def test_a_search_selects_a_model_that_is_not_slower_than_the_reference(tensorrt, chosen, models, tmp_path):
     model = models / "digits_resnet.onnx"
     case = Case(id="default", model=model, inputs=Inputs(batch=32), tune=TuneRules(preset="quick"))
     here = {"output": tmp_path / "out", "cache_dir": tmp_path / "cache"}

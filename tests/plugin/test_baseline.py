@@ -1,4 +1,4 @@
-"""``--qdq-baseline`` with a real session on the simulated device."""
+"""``--qdq-baseline`` and ``--qdq-update`` with a real session on the simulated device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.checks.baselines import read_baseline
+
 pytestmark = pytest.mark.usefixtures("engine_threads")
 SPEC = """\
 qdqspec: 1
@@ -18,13 +20,14 @@ tune: {trials: 2}
 checks: [{kind: regression, max: 20%}]
 """
 ITEM = "specs/a.qdq.yaml::default::regression"
+FILE = "specs/__baselines__/a/fake.json"
 
 
 @pytest.fixture
 def real(simulated):
     """A project with one regression check on the simulated device."""
     (simulated.path / "specs" / "a.qdq.yaml").write_text(SPEC)
-    simulated.file = simulated.path / "specs" / "__baselines__" / "a" / "fake.json"
+    simulated.file = simulated.path / FILE
     return simulated
 
 
@@ -60,14 +63,9 @@ def scale_baseline(file, factor):
     file.write_text(json.dumps(data))
 
 
-def evidence(project, option, *more):
-    """The comparison with the baseline in the run record."""
-    project.runpytest_inprocess("specs", option, *more)
-    record = json.loads((project.path / option.partition("=")[2]).read_text())
-    return record["cases"][0]["regression"]["regression"]
-
-
 def test_a_missing_baseline_is_a_skip_locally_and_a_failure_in_ci(real, monkeypatch):
+    real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
+    monkeypatch.setenv("CI", "false")
     result = real.runpytest_inprocess("specs", "-rs")
     result.assert_outcomes(skipped=1)
     command = f"pytest {ITEM} --qdq-backend=fake --qdq-update=new"
@@ -81,26 +79,33 @@ def test_a_missing_baseline_is_a_skip_locally_and_a_failure_in_ci(real, monkeypa
         ["no baseline of this check on this device", f"*pytest {ITEM}*--qdq-update=new --qdq-update-in-ci*"]
     )
     real.runpytest_inprocess("specs", "--qdq-baseline=warn").assert_outcomes(skipped=1)
-    monkeypatch.setenv("CI", "false")
-    real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
+    assert not real.file.parent.parent.exists()
+    result = real.runpytest_inprocess("specs", "--qdq-update=new")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--qdq-update: baselines are not written in CI*", "*--qdq-update-in-ci*"])
+    result = real.runpytest_inprocess("specs", "--qdq-update=new", "--qdq-update-in-ci")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"Baseline: {FILE}", "  default::regression  new, 0.*"])
 
 
 def test_a_slowdown_against_a_committed_baseline_fails(kept):
     assert json.loads(kept.file.read_text())["device"] == "fake"
     kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
     scale_baseline(kept.file, 1.5)
-    result = kept.runpytest_inprocess("specs")
+    result = kept.runpytest_inprocess("specs", "--qdq-json=slower.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["* % slower than the baseline (95 %: *), allowed 20.0 %", "*measured twice*", "Reproduce with:"]
     )
-    found = evidence(kept, "--qdq-json=slower.json")
+    found = json.loads((kept.path / "slower.json").read_text())["cases"][0]["regression"]["regression"]
     assert (found["state"], found["looks"]) == ("compared", 2)
     assert found["file"] == "__baselines__/a/fake.json"
     assert found["change"]["builds"]["low"] > 1.2
     assert found["change"]["p_value"] < 0.01
     assert found["ratio"]["median"] > 1.2 * found["baseline"]["median"]
-    kept.runpytest_inprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
+    result = kept.runpytest_inprocess("specs", "--qdq-update=changed")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["  default::regression  ?.??? -> ?.??? (* %)"])
     kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
 
 
@@ -144,3 +149,49 @@ def test_the_changed_nodes_of_a_model_are_named(kept):
     (changed,) = found["cases"]["default"]["regression"]["changed"]
     assert name in changed
     assert len(found["models"]) == 1
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2", "--dist", "loadscope"]], ids=["one process", "workers"])
+def test_obsolete_entries_are_reported_and_removed_once_by_a_whole_run_only(kept, workers):
+    """Each worker collects the whole selection and runs a part of it; the controller writes once."""
+    (kept.path / "specs" / "a.qdq.yaml").write_text(f"{SPEC}matrix: {{batch: [1, 8]}}\n")
+
+    run_pytest = kept.runpytest_subprocess if workers else kept.runpytest_inprocess
+
+    def run(*words):
+        return run_pytest(*words, *workers).stdout
+
+    def names():
+        return [case for case, _ in read_baseline(kept.file).names()]
+
+    run("specs", "--qdq-update=new").fnmatch_lines(
+        [
+            f"Baseline: {FILE}", "  b1::regression  new, *", "  b8::regression  new, *",
+            f"Obsolete baseline: {FILE}: default::regression", "Remove with:", "  qdqspec baseline prune specs",
+        ]
+    )  # fmt: skip
+    assert sorted(names()) == ["b1", "b8", "default"]
+    for selection in () if workers else (["specs/a.qdq.yaml::b1"], ["-k", "b8"]):
+        assert "Obsolete baseline" not in run(*selection, "--qdq-update=all").str()
+        assert len(names()) == 3
+    shown = run("specs", "--qdq-update=all").str()
+    assert shown.count("Baseline: specs/") == 1
+    assert shown.count("default::regression  removed, its spec does not ask for it") == 1
+    assert sorted(names()) == ["b1", "b8"]
+
+
+BLOCKED = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    (item.config.rootpath / "specs" / "__baselines__").write_text("a file, not a folder")
+    return (yield)
+"""
+
+
+def test_a_baseline_that_cannot_be_written_fails_the_run(real):
+    (real.path / "conftest.py").write_text(BLOCKED)
+    result = real.runpytest_inprocess("specs", "--qdq-update=new")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*fake.json: the baseline cannot be written: *"])

@@ -23,36 +23,6 @@ def test_tree_and_ids_are_file_case_check(project):
     )
 
 
-def test_checks_of_a_task_metric_come_first(project):
-    """So that an unknown metric fails before the search."""
-    checks = "[{kind: speedup, min: 1.1}, {kind: accuracy, metric: mine, min: 0}]"
-    text = f"qdqspec: 1\nmodel: m.onnx\ninputs: {{evaluation: e.npz}}\nchecks: {checks}\n"
-    project.spec("b.qdq.yaml", text)
-    found = ids(project.run("--collect-only", "-q", "specs/b.qdq.yaml"))
-    assert [one.rpartition("::")[2] for one in found] == ["accuracy", "speedup"]
-
-
-@pytest.mark.parametrize(
-    ("words", "hinted"),
-    [
-        ("specs", True),
-        ("docs --qdq-mode=plan", True),
-        ("docs/net.yaml", True),
-        ("docs", False),
-        ("specs tests -k no -n 1", False),
-    ],
-)
-def test_a_run_without_a_spec_states_the_suffix_of_specs(pytester, words, hinted):
-    """The hint appears only if specs were expected, because the plugin is also loaded in projects without specs."""
-    for name in ("specs", "docs", "tests"):
-        pytester.mkdir(name)
-    (pytester.path / "docs" / "net.yaml").write_text("qdqspec: 1\n")
-    (pytester.path / "tests" / "test_a.py").write_text("def test_a(): pass")
-    result = pytester.runpytest_inprocess(*words.split())
-    assert result.ret in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR)
-    assert ("no spec found: names of specs end in .qdq.yaml" in result.stdout.str()) is hinted
-
-
 @pytest.mark.parametrize("node", ["int8-b8", "int8-b8::parity"])
 def test_a_case_or_check_is_selected_by_its_id(project, node):
     assert ids(project.run(f"specs/a.qdq.yaml::{node}", "--collect-only", "-q")) == [
@@ -146,17 +116,9 @@ def test_python_specs_and_their_tests_are_collected_once_and_run(project, argume
 
 
 HEAVY = (
-    "onnx",
-    "numpy",
-    "scipy",
-    "onnxruntime",
-    "tensorrt",
-    "torch",
-    "rich",
-    "tabulate",
-    "polygraphy",
+    "onnx", "numpy", "scipy", "onnxruntime", "tensorrt", "torch", "rich", "tabulate", "polygraphy",
     "hypothesis.strategies",
-)
+)  # fmt: skip
 
 LIST_LOADED = f"""\
 import sys

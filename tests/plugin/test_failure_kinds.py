@@ -70,17 +70,22 @@ def qdq_session():
 """
 
 
+def failures(result: pytest.RunResult) -> dict[str, str]:
+    """The text below each line of underscores, by the name in that line."""
+    found = re.findall(r"\n_+ ([^\n]+) _+\n(.*?)(?=\n_{3,} |\n=====)", result.stdout.str(), re.DOTALL)
+    return {name: f"{text}\n" for name, text in found}
+
+
 def test_the_failure_text_of_every_kind_of_check(project, golden, monkeypatch) -> None:
     (project.path / "conftest.py").write_text(CONFTEST)
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
     monkeypatch.setenv("CI", "true")  # pytest does not truncate summary lines in CI
-    shown = project.run("--qdq-seed=17").stdout.str()
-    blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", shown, re.DOTALL)
-    failures = {kind: f"{block}\n" for kind, block in blocks}
-    summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", shown))
-    assert set(failures) == set(names("check"))
-    for kind, text in failures.items():
+    shown = project.run("--qdq-seed=17")
+    found = {name.removeprefix("default::"): text for name, text in failures(shown).items()}
+    summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", shown.stdout.str()))
+    assert set(found) == set(names("check"))
+    for kind, text in found.items():
         lines = text.splitlines()
         assert summary[kind] == lines[0], "the first line is the verdict"
         assert "Asked for in squeezenet.qdq.yaml:" in text
@@ -89,16 +94,7 @@ def test_the_failure_text_of_every_kind_of_check(project, golden, monkeypatch) -
         )
         command = f"  pytest specs/squeezenet.qdq.yaml::default::{kind} --qdq-scheme={SCHEME} --qdq-seed=17"
         assert lines[-2:] == ["Reproduce with:", command]
-    golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in failures.items()))
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def failures(result: pytest.RunResult) -> dict[str, str]:
-    """The text below each line of underscores, by the name in that line."""
-    found = re.findall(r"\n_+ ([^\n]+) _+\n(.*?)(?=\n_{3,} |\n=====)", result.stdout.str(), re.DOTALL)
-    return {name: f"{text}\n" for name, text in found}
+    golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in found.items()))
 
 
 def test_only_an_internal_error_is_reported_with_its_traceback(project):

@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from sessions import few_digits
 
+from qdqspec._core.registry import names
 from qdqspec.app.cli import main, parsers
 from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.spec.models import load_spec
@@ -119,9 +121,7 @@ def test_a_scheme_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     assert read_scheme(tmp_path / "scheme.json").pairs
 
 
-def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
-    pytester: pytest.Pytester, models: Path
-) -> None:
+def test_a_package_with_the_check_of_the_page_is_registered_and_judged(pytester, models) -> None:
     """The entry point registers the check under its kind, and it is judged and described like built-in checks."""
     code, points = (fenced("check.md", language)[0] for language in ("python", "toml"))
     groups = tomllib.loads(points)["project"]["entry-points"]
@@ -156,8 +156,13 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(
         "qdqspec: 1\nmodel: digits_resnet.onnx\ninputs: {evaluation: data.npz}\ntune: {trials: 1}\n"
         "checks: [{kind: mean-shift, max: 100}, {kind: mean-shift, max: -1}]\n"
     )
-    run = pytester.runpytest_subprocess("net.qdq.yaml", "--qdq-backend=fake")
+    reports = ("r.json", "r.md", "r.html", "r.csv")
+    options = ("--qdq-backend=fake", *(f"--qdq-report={name}" for name in reports))
+    run = pytester.runpytest_subprocess("net.qdq.yaml", *options)
     run.assert_outcomes(passed=1, failed=1)
+    assert all("mean-shift" in (pytester.path / name).read_text() for name in reports)
+    (case,) = json.loads((pytester.path / "r.json").read_text())["cases"]
+    assert case["figures"]["mean-shift"].keys() == {"largest"}
     contract = pytester.runpytest_subprocess("test_mine.py").parseoutcomes()
     assert contract["passed"] > 10
     assert "failed" not in contract
@@ -194,9 +199,7 @@ def test_the_reference_pages_are_the_generated_ones(monkeypatch: pytest.MonkeyPa
         )
 
 
-def test_the_commands_of_the_tutorial_are_accepted(
-    pytester: pytest.Pytester, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_tutorial_are_accepted(pytester, models, monkeypatch) -> None:
     """The first command writes the spec; pytest accepts the options of the others and collects the checks."""
     commands = [shlex.split(one) for one in fenced("../tutorial.md", "sh", "<!-- command -->\n")]
     assert len(commands) == 6
@@ -235,11 +238,7 @@ QUIET = ("run_noise=0.005", "wall_noise=0.01", "build_noise=0.002")
 
 
 @pytest.mark.usefixtures("engine_threads")
-def test_the_blocks_of_the_parity_page_run(
-    pytester: pytest.Pytester,
-    models: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_blocks_of_the_parity_page_run(pytester, models, capsys) -> None:
     tmp_path = pytester.path
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     shutil.copy(ROOT / "specs" / "data" / "digits_calibration.npz", tmp_path)
@@ -283,18 +282,6 @@ checks: [{kind: speedup, min: 1.01}, {kind: speedup, min: 40}]
 def workflow():
     (text,) = fenced("ci.md", "yaml", "<!-- workflow -->\n")
     return yaml.safe_load(text)
-
-
-def test_the_workflow_of_the_page_is_valid():
-    found = workflow()
-    assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` as true
-    steps = found["jobs"]["gate"]["steps"]
-    assert all(("uses" in step) != ("run" in step) for step in steps)
-    assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= {step.get("id") for step in steps}
-    restored, saved = (step for step in steps if "/cache" in step.get("uses", ""))
-    assert saved["if"] == "always()"  # the next run after a failure must not search again
-    assert restored["with"]["path"] == saved["with"]["path"] == ".qdqspec/cache"
-    assert restored["with"]["key"] == saved["with"]["key"]
 
 
 @pytest.mark.parametrize(
@@ -366,18 +353,69 @@ def test_the_loader_and_the_images_of_the_page_are_read(pytester, models):
     run.stdout.fnmatch_lines(["*no data loader is called 'my_batch'*"])
 
 
-def test_a_case_whose_loader_raises_is_in_the_report(pytester, models):
-    shutil.copy(models / "digits_resnet.onnx", pytester.path)
-    broken = "def broken():\n    raise RuntimeError('the disk is gone')\n"
-    pytester.makeconftest(
-        f"import pytest\n\n{broken}\n@pytest.fixture\ndef qdq_data():\n    return {{'mine': broken}}\n"
-    )
-    (pytester.path / "a.qdq.yaml").write_text(
-        DATA_SPEC.format(calibration="{loader: mine}", evaluation="{loader: mine}")
-    )
-    run = pytester.runpytest_subprocess("a.qdq.yaml", "--qdq-backend=fake", "--qdq-json=run.json")
-    run.assert_outcomes(failed=2)
-    (case,) = json.loads((pytester.path / "run.json").read_text())["cases"]
-    headlines = [check["headline"] for check in case["checks"]]
-    assert len(headlines) == 2
-    assert all("data loader 'mine' raised RuntimeError: the disk" in headline for headline in headlines)
+# ---- the table of checks in guide.md ----------------------------------------------------------------
+
+EXAMPLES = re.findall(
+    r"^\| `(\{kind: .*\})` \|", (DOCS / "guide.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_the_guide_is_a_valid_check(example: str, tmp_path: Path) -> None:
+    head = "".join(text for key, text in PARTS.items() if key != "checks")
+    (tmp_path / "a.qdq.yaml").write_text(f"{head}checks:\n  - {example}\n", encoding="utf-8")
+    (case,) = load_spec(tmp_path / "a.qdq.yaml").cases()
+    assert len(case.checks) == 1
+
+
+def test_the_guide_has_an_example_of_every_kind_of_check() -> None:
+    assert {re.match(r"\{kind: (\w+)", example)[1] for example in EXAMPLES} == set(names("check"))
+
+
+# ---- python.md and accuracy.md ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def digits(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the classifier and its data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models / "digits_resnet.onnx", tmp_path)
+    for kind in ("calibration", "evaluation"):
+        shutil.copy(ROOT / "specs" / "data" / f"digits_{kind}.npz", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_blocks_of_the_page_on_python_run(digits, models, monkeypatch, capsys) -> None:
+    few_digits(models, digits, 16).rename("digits_calibration.npz")  # each call repeats the calibration
+    Path("page.py").write_text("\n".join(fenced("python.md", "python")), encoding="utf-8")
+    monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
+    runpy.run_path("page.py")
+    assert "regions by structure" in capsys.readouterr().out
+    written = {path.name for path in (digits / "tuned").iterdir()}
+    assert {"reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "trials.jsonl"} <= written
+    assert {path.name for path in digits.iterdir()} >= {"best.onnx", "report.html", "run.json", "study"}
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_python_of_the_page_on_accuracy_runs(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("page.py").write_text("\n".join(fenced("accuracy.md", "python")), encoding="utf-8")
+    runpy.run_path("page.py")
+    reference, least, shipped, *_ = capsys.readouterr().out.split()
+    assert float(least) == pytest.approx(float(reference) - 0.05)
+    assert float(shipped) >= float(least)
+
+
+@pytest.mark.usefixtures("engine_threads")
+def test_the_search_of_the_page_on_accuracy_meets_its_constraint(digits, pytester, monkeypatch) -> None:
+    (held,) = (block for block in fenced("accuracy.md", "yaml") if "tune:" in block)
+    (digits / "a.qdq.yaml").write_text(held, encoding="utf-8")
+    (digits / "conftest.py").write_text(fenced("accuracy.md", "python")[0], encoding="utf-8")
+    monkeypatch.chdir(digits)
+    words = ("-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
+    assert pytester.runpytest_inprocess(*words).ret == 0
+    found = json.loads((digits / "run.json").read_text(encoding="utf-8"))["cases"][0]
+    bound = found["search"]["accuracy"]
+    assert bound["reference"] == pytest.approx(534 / 540)
+    assert found["accuracy"]["top1"]["tuned"] == pytest.approx(bound["selected"])
+    assert bound["selected"] >= bound["least"]

@@ -13,29 +13,13 @@ HEARTBEAT = "\n\nfrom qdqspec._core import progress\n\nprogress.HEARTBEAT_SECOND
 CHECK = "specs/a.qdq.yaml::int8-b8::speedup"
 
 
-@pytest.fixture
-def fast_heartbeat(project):
-    """The project with a heartbeat at every update."""
+def test_progress_without_a_terminal_is_a_line_a_minute_except_at_qq(project):
+    assert "[qdqspec]" not in project.run_apart(CHECK).stdout.str()
     project.add_to_conftest(HEARTBEAT)
-    return project
-
-
-@pytest.mark.parametrize("capture", ["fd", "no"])
-def test_progress_without_a_terminal_is_a_line_a_minute(project, capture):
-    words = (f"--capture={capture}", CHECK)
-    assert "[qdqspec]" not in project.run_apart(*words).stdout.str()
-    project.add_to_conftest(HEARTBEAT)
-    project.run_apart(*words).stdout.fnmatch_lines([LINE])
-
-
-def test_progress_lines_are_omitted_at_qq_and_not_at_q(fast_heartbeat):
-    fast_heartbeat.run_apart("-q", CHECK).stdout.fnmatch_lines([LINE])
-    assert "[qdqspec]" not in fast_heartbeat.run_apart("-qq", CHECK).stdout.str()
-
-
-def test_workers_write_progress_lines(fast_heartbeat):
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    fast_heartbeat.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
+    for capture in ("fd", "no"):
+        project.run_apart("-q", f"--capture={capture}", CHECK).stdout.fnmatch_lines([LINE])
+    assert "[qdqspec]" not in project.run_apart("-qq", CHECK).stdout.str()
+    project.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
 
 
 def on_a_terminal(project, *arguments: str) -> str:

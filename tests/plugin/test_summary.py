@@ -42,14 +42,6 @@ def with_folders(project):
     return project
 
 
-@pytest.mark.parametrize("arguments", [[], ["-n", "2", "--dist", "loadscope"]])
-def test_the_result_of_each_case_is_written_beside_its_models(with_folders, arguments):
-    with_folders.run_apart(*arguments).assert_outcomes(passed=4)
-    for name in ("int8-b1", "int8-b8"):
-        result = json.loads((with_folders.path / name / "result.json").read_text())
-        assert [check["kind"] for check in result["checks"]] == ["speedup", "parity"]
-
-
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
 def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
     (with_folders.path / "int8-b1" / "result.json").mkdir()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.app.plugin.state import chooses_runtimes, merge_records, unit_of
-from qdqspec.testing.records import cached_case, faster_case, sample_run
-from qdqspec.types import CaseRecord, RunRecord
+from qdqspec.app.plugin.state import chooses_runtimes, unit_of
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 
@@ -51,17 +48,6 @@ def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
-def test_checks_of_a_case_from_several_workers_are_merged():
-    first, second = cached_case(), faster_case()
-
-    def part(case: CaseRecord, number: int) -> RunRecord:
-        return replace(sample_run(), cases=(replace(case, results=case.results[number : number + 1]),))
-
-    merged = merge_records([part(second, 1), part(first, 0), part(second, 0)])
-    assert [case.evidence.case for case in merged.cases] == [first.evidence.case, second.evidence.case]
-    assert [case.results for case in merged.cases] == [first.results[:1], second.results[1::-1]]
-
-
 # Ctrl-C in the controller when the first test starts. Both inherit the environment of a worker that runs this test.
 INTERRUPTED = """
 class Interrupting:
@@ -79,16 +65,3 @@ def test_ctrl_c_prints_how_to_resume(project):
     result = project.run_apart("-n", "2", "-p", "interrupting", "specs")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["  pytest *-n 2 -p interrupting specs"])
-
-
-def test_an_error_in_the_comparison_of_runtimes_is_reported_by_the_controller(project):
-    project.add_to_conftest(
-        "\n\ndef compare_runtimes(self):\n"
-        "    from qdqspec.errors import BackendError\n"
-        "    raise BackendError('the second runtime was killed')\n\n\n"
-        "FakeSession.compare_runtimes = compare_runtimes\n"
-    )
-    result = project.run_apart("-n", "2", "specs")
-    result.assert_outcomes(passed=4)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines(["the second runtime was killed"])

@@ -125,9 +125,7 @@ def linears(draw: st.DrawFn) -> tuple[str, Model]:
 
 
 @given(linears(), MODES)
-def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(
-    drawn: tuple[str, Model], weights: str
-) -> None:
+def test_import_and_strip_invert_blocked_pairs_of_a_linear_layer(drawn, weights) -> None:
     name, model = drawn
     placement = both_sides(model, name)
     numbers = Quantizer(model, {"x": TensorRange(-4.0, 4.0)})

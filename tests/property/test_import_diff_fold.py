@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for, run_unoptimized
+from onnx_text import outputs_of
+from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for
 
 from qdqspec.graph.fold import QUANTIZING, fold_constants
 from qdqspec.graph.model import Model
+from qdqspec.graph.protos import all_graphs, copied, graphs_inside, refill
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.qdq.import_qdq import import_placement
@@ -69,11 +70,8 @@ def foldable(draw: st.DrawFn) -> onnx.ModelProto:
     values = random_inputs(drawn[0], seed=draw(st.integers(0, 9)))
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(values)))
-        fixed = onnx.ModelProto()
-        fixed.CopyFrom(proto)
-        kept = [i for i in proto.graph.input if i.name != name]
-        del fixed.graph.input[:]
-        fixed.graph.input.extend(kept)
+        fixed = copied(proto)
+        refill(fixed.graph.input, [value for value in proto.graph.input if value.name != name])
         fixed.graph.initializer.append(onnx.numpy_helper.from_array(values[name], name))
         return fixed
     return proto
@@ -91,7 +89,7 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
         node.op_type in QUANTIZING or node.attributes.get("to") in INTEGERS for node in model.nodes
     )
     feeds = random_inputs(model)
-    outputs = [run_unoptimized(m.proto.SerializeToString(), feeds) for m in (model, folded)]
+    outputs = [outputs_of(m, feeds) for m in (model, folded)]
     for before, after in zip(*outputs, strict=True):
         # A value at a rounding boundary may be rounded up or down, depending on the order of sums before it.
         most = max(1.0, ROUNDED_APART * before.size) if is_rounded else 0
@@ -105,11 +103,5 @@ def within_removed(proto: onnx.ModelProto, folded: onnx.ModelProto) -> set[str]:
     """The tensors produced in bodies of nodes that folding removed because no node reads their outputs."""
     left = {name for node in folded.graph.node for name in node.output}
     removed = [node for node in proto.graph.node if left.isdisjoint(node.output)]
-    return {name for node in removed for inner in nodes_within(node) for name in inner.output}
-
-
-def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield inner
-            yield from nodes_within(inner)
+    graphs = (graph for node in removed for body in graphs_inside(node) for graph in all_graphs(body))
+    return {name for graph in graphs for inner in graph.node for name in inner.output}

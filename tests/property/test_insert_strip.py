@@ -9,15 +9,8 @@ import numpy as np
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st
-from random_models import (
-    MODES,
-    bytes_of,
-    placed_models,
-    quantized_model,
-    random_inputs,
-    ranges_for,
-    run_unoptimized,
-)
+from onnx_text import outputs_of
+from random_models import MODES, bytes_of, placed_models, quantized_model, random_inputs, ranges_for
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import WeightStore, save_model
@@ -36,9 +29,7 @@ def quantizer(model: Model) -> Quantizer:
 
 
 @given(placed_models(), MODES)
-def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(
-    drawn: Drawn, mode: str
-) -> None:
+def test_strip_without_a_reference_restores_all_but_values_of_integer_weights(drawn, mode) -> None:
     model, placement = drawn
     stripped = Model(strip_qdq(quantized_model(model, placement, mode)).proto)
     if mode == "float":
@@ -68,9 +59,7 @@ def placed_in_one_format(draw: st.DrawFn) -> Drawn:
 
 
 @given(placed_in_one_format(), MODES)
-def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(
-    drawn: Drawn, mode: str
-) -> None:
+def test_strip_with_the_reference_restores_a_model_of_any_format_and_its_opset(drawn, mode) -> None:
     model, placement = drawn
     inserted = quantized_model(model, placement, mode)
     onnx.checker.check_model(inserted.proto, full_check=True)
@@ -88,8 +77,8 @@ def test_candidates_with_shared_weights_compute_the_same(drawn: Drawn) -> None:
         store = WeightStore(folder, threshold_bytes=64)
         path = folder / "candidate.onnx"
         save_model(Inserter(model, numbers, store=store).insert(placement).proto, path)
-        shared = run_unoptimized(str(path), feeds)
-    inlined = run_unoptimized(bytes_of(insert_qdq(model, placement, numbers).proto), feeds)
+        shared = outputs_of(path, feeds)
+    inlined = outputs_of(insert_qdq(model, placement, numbers).proto, feeds)
     for left, right in zip(shared, inlined, strict=True):
         np.testing.assert_array_equal(left, right)
 

@@ -15,21 +15,14 @@ from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.lint.rules import render_findings
-from qdqspec.types import Placement
 
 TARGETS = all_names("lint_targets")
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
 HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.block]
 
 
-@given(
-    target=st.sampled_from(TARGETS),
-    drawn=placed_models(activations=HELD, weights=STORED),
-    mode=MODES,
-)
-def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(
-    target: str, drawn: tuple[Model, Placement], mode: str
-) -> None:
+@given(target=st.sampled_from(TARGETS), drawn=placed_models(activations=HELD, weights=STORED), mode=MODES)
+def test_lint_of_any_quantized_model_is_deterministic_and_uses_known_rules(target, drawn, mode) -> None:
     model, placement = drawn
     quantized = quantized_model(model, placement, mode)
     found = lint_model(quantized, target)

@@ -14,7 +14,7 @@ from onnx_text import parsed
 
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.model import Model
-from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
+from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
@@ -40,9 +40,7 @@ COARSENESS = {
 
 @pytest.mark.parametrize("name", STORED)
 @given(values=weights, axis=st.integers(0, 1))
-def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(
-    name: str, values: np.ndarray, axis: int
-) -> None:
+def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(name, values, axis) -> None:
     params = weight_params(values, FORMATS[name], axis)
     error = np.abs(dequantize(quantize(values, params), params) - values)
     # The scale of a channel far below the others has a lower bound, and float32 represents quotients of 15 bits with an
@@ -59,18 +57,10 @@ def one_weight(values: np.ndarray) -> Model:
     )
 
 
-def weight_as_read(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
-    """The dequantized weight according to ONNX's reference: the weight plus zero."""
-    (found,) = evaluator_of(model).run(None, {"x": np.zeros_like(like)})
-    return found.astype(np.float32)
-
-
 @given(
     formats, weights, st.integers(0, 1), st.sampled_from(("integer", "float")), st.sampled_from(list(REALS))
 )
-def test_weights_are_dequantized_as_by_the_onnx_reference(
-    fmt: NumberFormat, values: np.ndarray, axis: int, mode: str, elem_type: int
-) -> None:
+def test_weights_are_dequantized_as_by_the_onnx_reference(fmt, values, axis, mode, elem_type) -> None:
     real = REALS[elem_type]
     assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may be rounded differently
     values = values.astype(real)
@@ -84,7 +74,8 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(
     ours = dequantize(numbers.integer_weight(site), numbers.params(site))
     tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
     least = float(ml_dtypes.finfo(real).smallest_normal)
-    np.testing.assert_allclose(weight_as_read(inserted, values), ours, rtol=tolerance, atol=least)
+    (found,) = evaluator_of(inserted).run(None, {"x": np.zeros_like(values)})  # the weight plus zero
+    np.testing.assert_allclose(found.astype(np.float32), ours, rtol=tolerance, atol=least)
     read = {node.op_type: node for node in Model(inserted).nodes}["Add"]
     assert Model(inserted).elem_type(read.inputs[1]) == elem_type
 

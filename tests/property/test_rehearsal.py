@@ -24,9 +24,7 @@ def rehearsed(draw: st.DrawFn) -> tuple[Model, list[Placement]]:
 
 
 @given(rehearsed())
-def test_a_rehearsed_placement_computes_the_outputs_of_the_inserted_one(
-    drawn: tuple[Model, list[Placement]],
-) -> None:
+def test_a_rehearsed_placement_computes_the_outputs_of_the_inserted_one(drawn) -> None:
     model, several = drawn
     numbers, feed = Quantizer(model, ranges_for(model)), random_inputs(model)
     sites = [site for placement in several for site in placement.sites]
@@ -38,9 +36,7 @@ def test_a_rehearsed_placement_computes_the_outputs_of_the_inserted_one(
 
 
 @given(rehearsed(), st.data())
-def test_any_part_of_a_site_can_be_rehearsed(
-    drawn: tuple[Model, list[Placement]], data: st.DataObject
-) -> None:
+def test_any_part_of_a_site_can_be_rehearsed(drawn, data) -> None:
     """A pair may be enabled for only some of the consumers of its site."""
     model, (placement, _) = drawn
     numbers, feed = Quantizer(model, ranges_for(model)), random_inputs(model)

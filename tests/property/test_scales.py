@@ -28,9 +28,7 @@ weights = hnp.arrays(
 
 
 @given(spans, formats, st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_the_rounding_error_within_the_range_is_at_most_half_a_step(
-    span: TensorRange, fmt: NumberFormat, symmetric: bool, shares: list[float]
-) -> None:
+def test_the_rounding_error_within_the_range_is_at_most_half_a_step(span, fmt, symmetric, shares) -> None:
     params = activation_params(span, fmt, symmetric=symmetric)
     values = np.array([span.low + share * (span.high - span.low) for share in shares], np.float32)
     error = np.abs(dequantize(quantize(values, params), params) - values)
@@ -48,9 +46,7 @@ def test_zero_maps_exactly_to_the_zero_point(span: TensorRange, fmt: NumberForma
 
 
 @given(weights, st.data(), formats, st.booleans())
-def test_per_channel_equals_per_slice(
-    weight: np.ndarray, data: st.DataObject, fmt: NumberFormat, reduce_range: bool
-) -> None:
+def test_per_channel_equals_per_slice(weight, data, fmt, reduce_range) -> None:
     axis = data.draw(st.integers(-weight.ndim, weight.ndim - 1))
     whole = weight_params(weight, fmt, axis, reduce_range=reduce_range)
     integers = quantize(weight, whole)
@@ -76,9 +72,7 @@ def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_
 
 
 @given(weights, st.data(), formats)
-def test_integers_are_those_of_onnx_quantizelinear(
-    weight: np.ndarray, data: st.DataObject, fmt: NumberFormat
-) -> None:
+def test_integers_are_those_of_onnx_quantizelinear(weight, data, fmt) -> None:
     axis = data.draw(st.none() | st.integers(0, weight.ndim - 1))
     params = weight_params(weight, fmt, axis)
     coarse = QuantParams(

@@ -68,9 +68,7 @@ def edges_of(placement: Placement) -> set[tuple[object, ...]]:
 
 
 @given(labelled_spaces(), st.randoms(use_true_random=False))
-def test_schemes_are_independent_of_node_order_and_names(
-    drawn: tuple[SchemeSpace, Placement], random
-) -> None:
+def test_schemes_are_independent_of_node_order_and_names(drawn, random) -> None:
     """Symmetric nodes may be exchanged, so the numbers of equal schemes are compared."""
     space, placement = drawn
     copy = Model(renamed_and_reordered(space.model.proto, random))

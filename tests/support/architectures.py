@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx_text import parsed
 
 # Text of the nodes, shape of the input, and shapes of weights; {s} are scalar constants.
 _TRANSFORMER = """
@@ -95,26 +96,18 @@ _FAMILIES = {
 
 def architectures() -> Iterator[tuple[str, onnx.ModelProto]]:
     """Each family by name, with float32 weights; the input is called ``x`` and the output ``y``."""
-    for name, (nodes, shape, weights) in _FAMILIES.items():
-        yield name, _model(name, nodes, shape, weights)
-
-
-def _model(name: str, nodes: str, shape: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
-    random = np.random.default_rng(len(name))
-    head = '<ir_version: 8, opset_import: ["": 17]>'
-    proto = onnx.parser.parse_model(f"{head} g (float[{shape}] x) => (float y) {{ {nodes} }}")
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
-    constants = {
-        key: (random.standard_normal(size) / np.sqrt(np.prod(size[1:]) or 1)).astype(np.float32)
-        for key, size in weights.items()
-    }
-    constants |= {key: np.array(value, np.float32) for key, value in _SCALARS.items()}
-    constants |= {key: np.array(value, np.int64) for key, value in _INTEGERS.items()}
-    constants["sizes"] = np.array([1, 1, 2, 2], np.float32)
-    read = {tensor for node in proto.graph.node for tensor in node.input}
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(value, key) for key, value in constants.items() if key in read
-    )
-    for index, node in enumerate(proto.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return onnx.shape_inference.infer_shapes(proto)  # with the shape of the output
+    known = {key: np.array(value, np.float32) for key, value in _SCALARS.items()}
+    known |= {key: np.array(value, np.int64) for key, value in _INTEGERS.items()}
+    known["sizes"] = np.array([1, 1, 2, 2], np.float32)
+    for family, (nodes, shape, weights) in _FAMILIES.items():
+        random = np.random.default_rng(len(family))
+        constants = {
+            key: (random.standard_normal(size) / np.sqrt(np.prod(size[1:]) or 1)).astype(np.float32)
+            for key, size in weights.items()
+        }
+        constants |= {key: value for key, value in known.items() if re.search(rf"\b{key}\b", nodes)}
+        proto = parsed(f"g (float[{shape}] x) => (float y) {{ {nodes} }}", **constants).proto
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+        for index, node in enumerate(proto.graph.node):
+            node.name = f"{node.op_type}_{index}"
+        yield family, onnx.shape_inference.infer_shapes(proto)  # with the shape of the output

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from operator_models import Graph
 
 from qdqspec.graph.model import Model
 
@@ -17,40 +17,28 @@ MEAN: dict[str, dict[str, object]] = {"gate": {}, "mean gate": {"axes": [2, 3]}}
 SIZE, TOKENS = 6, 3
 
 
-class ChainModel:
-    """Builds a model step by step."""
+class ChainModel(Graph):
+    """Builds a model of float32 operators step by step; ``now`` is the latest result."""
 
     def __init__(self, seed: int, shape: list[int]) -> None:
+        super().__init__()
         self.random = np.random.default_rng(seed)
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[TensorProto] = []
-        self.now, self.input = "x", helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+        self.inputs.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, shape))
+        self.now = "x"
 
     def constant(self, *shape: int, least: float | None = None) -> str:
         values = self.random.standard_normal(shape).astype(np.float32)
-        name = f"c{len(self.constants)}"
-        values = values if least is None else np.abs(values) + np.float32(least)
-        self.constants.append(numpy_helper.from_array(values, name))
-        return name
+        return self.const(values if least is None else np.abs(values) + np.float32(least))
 
     def integers(self, *values: int) -> str:
-        self.constants.append(numpy_helper.from_array(np.array(values, np.int64), f"c{len(self.constants)}"))
-        return self.constants[-1].name
+        return self.const(values, np.int64)
 
     def add(self, op: str, *inputs: str, **attributes: object) -> str:
-        output = f"t{len(self.nodes)}"
-        inputs = inputs or (self.now,)
-        self.nodes.append(
-            helper.make_node(op, list(inputs), [output], name=f"n{len(self.nodes)}", **attributes)
-        )
-        self.now = output
-        return output
+        self.now = self.node(op, *(inputs or (self.now,)), **attributes)
+        return self.now
 
     def model(self, *outputs: str) -> Model:
-        infos = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in (self.now, *outputs)]
-        graph = helper.make_graph(self.nodes, "g", [self.input], infos, self.constants)
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return Model(made)
+        return Model(super().model(self.now, *outputs))
 
 
 def image_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Model:
@@ -84,8 +72,7 @@ def token_model(seed: int, steps: list[str], end: str, channels: int = 4) -> Mod
         else:
             work.add(*(("PRelu", work.now, work.constant(1)) if step == "prelu" else ("Relu", work.now)))
     if end in ("gemm", "transposed"):
-        work.constants.append(numpy_helper.from_array(np.array([-1, channels], np.int64), "rows"))
-        work.add("Reshape", work.now, "rows")
+        work.add("Reshape", work.now, work.integers(-1, channels))
     _linear(work, end, channels)
     return work.model()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from graphlib import TopologicalSorter
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.protos import all_graphs, map_tensors
+from qdqspec.graph.protos import all_graphs, copied, map_tensors, names_read_inside, refill
 
 PREFIX = "z/"
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -40,55 +41,30 @@ def renamed_and_reordered(proto: onnx.ModelProto, chance: random.Random) -> onnx
     It tests that nothing depends on names or node order. Tensors in bodies are renamed too; bodies keep the order of
     their nodes, and local functions are unchanged.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = copied(proto)
     nodes = _shuffled(copy.graph, chance)
     for index, node in enumerate(nodes):
         node.name = f"n{index}"
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    _rename(copy.graph)
+    refill(copy.graph.node, nodes)
+    for graph in all_graphs(copy.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = PREFIX + value.name
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [name and PREFIX + name for name in names]
     return copy
 
 
 def _shuffled(graph: onnx.GraphProto, chance: random.Random) -> list[onnx.NodeProto]:
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    after: dict[int, list[int]] = {}
-    waits = []
+    sorter = TopologicalSorter()
     for index, node in enumerate(graph.node):
-        before = {maker[name] for name in _reads(node) if name in maker}
-        waits.append(len(before))
-        for earlier in before:
-            after.setdefault(earlier, []).append(index)
-    ready = [index for index, count in enumerate(waits) if not count]
-    order = []
+        sorter.add(index, *{maker[name] for name in {*node.input} | names_read_inside(node) if name in maker})
+    sorter.prepare()
+    ready, order = list(sorter.get_ready()), []
     while ready:
         index = ready.pop(chance.randrange(len(ready)))
-        order.append(graph.node[index])
-        for later in after.get(index, ()):
-            waits[later] -= 1
-            if not waits[later]:
-                ready.append(later)
+        order.append(copied(graph.node[index]))
+        sorter.done(index)
+        ready += sorter.get_ready()
     return order
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    inside = {name for graph in _bodies(node) for inner in graph.node for name in _reads(inner)}
-    return {*node.input, *inside}
-
-
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
-
-
-def _rename(graph: onnx.GraphProto) -> None:
-    """Rename each tensor, including those in bodies, which `onnx.compose.add_prefix` does not rename."""
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = PREFIX + value.name
-    for node in graph.node:
-        for names in (node.input, node.output):
-            renamed = [name and PREFIX + name for name in names]
-            del names[:]
-            names.extend(renamed)
-        for body in _bodies(node):
-            _rename(body)

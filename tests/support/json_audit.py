@@ -15,7 +15,7 @@ _NUMBER = re.compile(
     r"(?<![\w./:%-])(?P<bound>at (?:least|most) )?[+-]?(?P<digits>\d+(?:,\d{3})*(?:\.(?P<decimals>\d+))?)"
     r"(?P<unit>x\b| ?%| (?:[KMG]iB|million)\b)?(?![\w/:]|[.-]\w)"
 )
-_TIME = re.compile(r"\b(?:(\d+) d(?: (\d+) h)?|(?:(\d+) h )?(\d+) min(?: (\d+) s)?|(\d+) h)(?!\w)")
+_TIME = re.compile(r"\b(?:\d+ d(?: \d+ h)?|(?:\d+ h )?\d+ min(?: \d+ s)?|\d+ h)(?!\w)")
 _NAME = re.compile(r"[\w/.#:-]*[\w/#]")
 # Statements about the display itself, and constants of the method.
 _DISPLAY = re.compile(
@@ -28,6 +28,9 @@ def audit(data: Mapping[str, Any], err: str) -> None:
     """Assert that the data contains the numbers, names and sentences of the text and of standard error.
 
     Progress lines are excluded, and the JSON Schema of ``schema``, which is the terminal output itself.
+    A number is in the data if rounding to its decimals results in the same: a share for a percentage, bytes for KiB.
+    A bound, "at least 1.05x", may be rounded down or up. Times in words, "3 min 20 s", are not compared.
+    A number or name that is part of a string of the data counts as well.
     """
     if "$defs" in data:
         return
@@ -36,43 +39,22 @@ def audit(data: Mapping[str, Any], err: str) -> None:
         assert all(line in err for line in (data["cure"] or "").splitlines())
         return
     notes = [line for line in err.splitlines() if not line.startswith("[qdqspec]")]
-    shown = {name: value for name, value in data.items() if name != "text"}
-    assert lost("\n".join([data["text"], *notes]), shown) == []
-
-
-def lost(text: str, data: Mapping[str, Any]) -> list[str]:
-    """The numbers, names and sentences of a text that the data does not contain.
-
-    A number is in the data if rounding to its decimals results in the same: a share for a percentage, bytes for KiB,
-    seconds for minutes. A bound, "at least 1.05x", may be rounded down or up.
-    A number or name that is part of a string of the data counts as well.
-    """
-    values = list(_leaves(data))
-    strings = [" ".join(value.split()) for value in values if isinstance(value, str)]
-    everything = "\n".join(strings)
+    values = list(_leaves({name: value for name, value in data.items() if name != "text"}))
+    everything = "\n".join(" ".join(value.split()) for value in values if isinstance(value, str))
     numbers = [abs(float(v)) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     words = set(re.split(r"[\s,;:()\[\]<>|]+", everything))
-    found = []
-    for line in map(" ".join, map(str.split, text.splitlines())):
+    lost = []
+    for line in map(" ".join, map(str.split, [*data["text"].splitlines(), *notes])):
         plain = re.sub(r"^(?:note|warning|fail|cure|qdqspec): (?:[\w/.-]+::[\w.:-]+(?: - |: ))?", "", line)
         if plain and plain in everything:
             continue
         if _PROSE.match(line) and not _DISPLAY.search(line):
-            found.append(line)
+            lost.append(line)
             continue
-        rest = _DISPLAY.sub("", line)
-        for match in _TIME.finditer(rest):
-            days, hours_of_days, hours, minutes, seconds, only_hours = (
-                int(part or 0) for part in match.groups()
-            )
-            wanted = 86400 * days + 3600 * (hours_of_days + hours + only_hours) + 60 * minutes + seconds
-            near = 1 if seconds else 30 if minutes else 1800
-            if not any(abs(number - wanted) <= near for number in numbers):
-                found.append(match[0])
-        rest = _TIME.sub("", rest)
-        found += [m[0] for m in _NUMBER.finditer(rest) if not (m[0] in words or _is_there(m, numbers))]
-        found += [name for name in _names(rest) if name not in everything]
-    return found
+        rest = _TIME.sub("", _DISPLAY.sub("", line))
+        lost += [m[0] for m in _NUMBER.finditer(rest) if not (m[0] in words or _is_there(m, numbers))]
+        lost += [name for name in _names(rest) if name not in everything]
+    assert lost == []
 
 
 def _is_there(match: re.Match[str], numbers: list[float]) -> bool:
@@ -87,16 +69,8 @@ def _names(line: str) -> Iterator[str]:
     for match in _NAME.finditer(line):
         word = match[0].strip(".:-")
         is_name = "/" in word or "::" in word or "_" in word
-        if (
-            is_name
-            and "..." not in word
-            and word not in ("Q/DQ", "direct/all")
-            and not _RATIO.fullmatch(word)
-        ):
+        if is_name and "..." not in word and not re.fullmatch(r"\d+/\d+|Q/DQ|direct/all", word):
             yield re.sub(r":\d+$", "", word)
-
-
-_RATIO = re.compile(r"\d+/\d+")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

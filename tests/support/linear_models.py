@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx_text import parsed
 
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
 from qdqspec.graph.model import Model
@@ -11,14 +13,9 @@ from qdqspec.types import Consumer, Site
 
 
 def linear_model(op: str, weight: np.ndarray, rank: int, **attributes: object) -> Model:
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x", "w"], ["y"], name="n", **attributes)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None] * rank)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    given = ", ".join(f"{name} = {json.dumps(value)}" for name, value in attributes.items())
+    shape = ", ".join("?" * rank)
+    return parsed(f"g (float[{shape}] x) => (y) {{ [n] y = {op}{given and f'<{given}>'}(x, w) }}", w=weight)
 
 
 def layer_of(model: Model) -> LinearLayer:

@@ -140,13 +140,8 @@ class ModelDraft:
         second = self.draw(st.sampled_from(operands))
         made = self.name("body")
         bodies = [
-            helper.make_graph(
-                [helper.make_node(op, operands, [f"{made}_{op}"])],
-                op,
-                [],
-                [helper.make_tensor_value_info(f"{made}_{op}", TensorProto.FLOAT, shape)],
-            )
-            for op, operands in (("Add", [tensor, second]), ("Neg", [tensor]))
+            _body([helper.make_node(op, read, [f"{made}_{op}"])], [], [_float(f"{made}_{op}", shape)])
+            for op, read in (("Add", [tensor, second]), ("Neg", [tensor]))
         ]
         self.emit("If", [condition], shape, then_branch=bodies[0], else_branch=bodies[1])
 
@@ -156,33 +151,21 @@ class ModelDraft:
         outer = self.draw(st.sampled_from([name for name, known in self.shapes.items() if known == shape]))
         made = self.name("loop")
         turn, goes_on, carried, still, result = (f"{made}_{part}" for part in "icvst")
-        body = helper.make_graph(
-            [
-                helper.make_node("Identity", [goes_on], [still]),
-                helper.make_node("Add", [carried, outer], [result]),
-            ],
-            "again",
-            [
-                helper.make_tensor_value_info(turn, TensorProto.INT64, []),
-                helper.make_tensor_value_info(goes_on, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(carried, TensorProto.FLOAT, shape),
-            ],
-            [
-                helper.make_tensor_value_info(still, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(result, TensorProto.FLOAT, shape),
-            ],
-        )
+        nodes = [
+            helper.make_node("Identity", [goes_on], [still]),
+            helper.make_node("Add", [carried, outer], [result]),
+        ]
+        index = helper.make_tensor_value_info(turn, TensorProto.INT64, [])
+        before, after = (helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in (goes_on, still))
+        body = _body(nodes, [index, before, _float(carried, shape)], [after, _float(result, shape)])
         times = self.constant(np.array(self.draw(st.integers(1, 2)), np.int64))
         self.emit("Loop", [times, "", tensor], shape, body=body)
 
     def scanned(self, tensor: str) -> None:
         """A Scan over the first axis."""
         shape, made = self.shapes[tensor], self.name("scan")
-        ends = [
-            helper.make_tensor_value_info(f"{made}_{part}", TensorProto.FLOAT, shape[1:]) for part in "xy"
-        ]
-        node = helper.make_node("Relu", [ends[0].name], [ends[1].name])
-        body = helper.make_graph([node], "each", ends[:1], ends[1:])
+        ends = [_float(f"{made}_{part}", shape[1:]) for part in "xy"]
+        body = _body([helper.make_node("Relu", [ends[0].name], [ends[1].name])], ends[:1], ends[1:])
         self.emit("Scan", [tensor], shape, body=body, num_scan_inputs=1)
 
     def weight(self, shape: Shape) -> str:
@@ -249,4 +232,14 @@ class ModelDraft:
         return model
 
     def infos(self, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, self.shapes[n]) for n in names]
+        return [_float(name, self.shapes[name]) for name in names]
+
+
+def _float(name: str, shape: Shape) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def _body(
+    nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+) -> onnx.GraphProto:
+    return helper.make_graph(nodes, "body", inputs, outputs)

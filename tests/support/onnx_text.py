@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -32,14 +33,13 @@ def parsed(text: str, opset: int = 17, *, ir: int = 8, named: bool = False, **co
 
 
 def outputs_of(
-    model: Model | onnx.ModelProto, feeds: Mapping[str, object], level: str = "DISABLE_ALL"
+    model: Model | onnx.ModelProto | Path, feeds: Mapping[str, object], level: str = "DISABLE_ALL"
 ) -> list[np.ndarray]:
     """What ONNX Runtime computes at a level of optimization."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     proto = model.proto if isinstance(model, Model) else model
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    source = str(proto) if isinstance(proto, Path) else proto.SerializeToString()
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return list(session.run(None, {name: np.asarray(value) for name, value in feeds.items()}))

@@ -33,7 +33,8 @@ class Graph:
         return name
 
     def node(self, op: str, *inputs: str, count: int = 1, **attributes: object) -> str:
-        outputs = [f"t{len(self.nodes)}_{i}" for i in range(count)]
+        first = f"t{len(self.nodes)}"
+        outputs = [first, *(f"{first}_{i}" for i in range(1, count))]
         self.nodes.append(helper.make_node(op, list(inputs), outputs, f"n{len(self.nodes)}", **attributes))
         self.others.extend(outputs[1:])
         return outputs[0]
@@ -47,19 +48,15 @@ class Graph:
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return self.pair(name, **numbers)
 
-    def weight(self, *shape: int, axis: int | None) -> str:
+    def weight(self, *shape: int, axis: int | None, values: object = None) -> str:
         scale, zero = (np.full(shape[axis], 0.01), np.zeros(shape[axis])) if axis is not None else (0.01, 0)
-        stored = self.const(RANDOM.integers(-127, 128, shape), np.int8)
+        stored = self.const(RANDOM.integers(-127, 128, shape) if values is None else values, np.int8)
         numbers = (self.const(scale, np.float32), self.const(zero, np.int8))
         return self.node("DequantizeLinear", stored, *numbers, axis=axis)
 
     def full(self, *shape: int, axis: int, value: int = 127) -> str:
         """A weight whose integers are all the same."""
-        numbers = (
-            self.const(np.full(shape[axis], 0.01), np.float32),
-            self.const(np.zeros(shape[axis]), np.int8),
-        )
-        return self.node("DequantizeLinear", self.const(np.full(shape, value), np.int8), *numbers, axis=axis)
+        return self.weight(*shape, axis=axis, values=np.full(shape, value))
 
     def bias(self, channels: int, scale: float = 0.02 * 0.01) -> str:
         numbers = (np.full(channels, scale, np.float32), np.zeros(channels, np.int32))

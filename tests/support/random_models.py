@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from hypothesis import strategies as st
 from model_draft import ModelDraft
 from onnx import TensorProto
@@ -79,7 +78,7 @@ def placements(
         formats = [f for f in (weights if weight else activations) if rank > 1 or not number_format(f).block]
         if model.elem_type(tensor) != TensorProto.FLOAT or not read or not formats:
             continue
-        for group in (part for some in draw(_groups(read)) for part in _by_graph(model, some)):
+        for group in (part for some in draw(_groups(read)) for part in by_graph(model, some)):
             fmt = draw(st.sampled_from(formats))
             whole = [] if number_format(fmt).block else [None]
             axis = draw(st.sampled_from([*whole, *range(rank)])) if weight else None
@@ -92,15 +91,6 @@ def placed_models(draw: st.DrawFn, *, odd: bool = True, **kinds: Sequence[str]) 
     """A model and a placement that fits it. Odd models have repeated node names, which ONNX Runtime rejects."""
     model = Model(draw(onnx_models(repeated_names=odd)))
     return model, draw(placements(model, **kinds))
-
-
-def run_unoptimized(model: bytes | str, feeds: dict[str, npt.NDArray[np.float32]]) -> list[npt.NDArray]:
-    """The outputs of a model, given as bytes or as a path, by ONNX Runtime without optimizations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
 
 
 def ranges_for(model: Model) -> dict[str, TensorRange]:
@@ -127,7 +117,8 @@ def quantized_model(model: Model, placement: Placement, mode: str = "integer") -
     return Model(insert_qdq(model, placement, numbers, floating=floats).proto)
 
 
-def _by_graph(model: Model, ends: tuple[Consumer, ...]) -> list[tuple[Consumer, ...]]:
+def by_graph(model: Model, ends: tuple[Consumer, ...]) -> list[tuple[Consumer, ...]]:
+    """Consumers of a tensor for each graph whose nodes they are."""
     found: dict[str, list[Consumer]] = {}
     for end in ends:
         found.setdefault("" if end.is_output else model.by_name[end.node].scope, []).append(end)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from baseline_entries import entry_of
 
 from qdqspec._core.config import load_settings
 from qdqspec._core.registry import names
@@ -29,8 +30,6 @@ from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_ti
 from qdqspec.backends.trtexec.process import read_log
 from qdqspec.checks.baselines import (
     Conditions,
-    Entry,
-    RoleTimes,
     differences,
     judge_change,
     read_baseline,
@@ -47,7 +46,7 @@ from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
 from qdqspec.timing.stats import BuildTimes, change_between
-from qdqspec.types import Consumer, Interval, PlacedPair, Placement, Samples, Site, Trial
+from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "tensorrt" / "samples"
@@ -93,17 +92,7 @@ def _journal(path: Path) -> None:
 
 
 def _baseline(path: Path) -> None:
-    times = RoleTimes(wall_ms=((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), cpu_ms=((1.0, 1.1, 1.0), (1.0, 1.0, 1.0)))
-    entry = Entry(
-        ratio=Interval(median=0.5, low=0.4, high=0.6),
-        clock="cpu",
-        samples={"tuned": times, "reference": times},
-        model_sha256="ab",
-        rules={"quantize.format": "int8"},
-        scheme="cd",
-        environment={"driver": "1"},
-        recorded="2026-01-01T00:00:00+00:00",
-    )
+    entry = entry_of(0.5, ((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), clock="cpu", model_sha256="ab")
     update_baseline(path, "a-cpu", {("default", "regression"): entry, ("other", "own"): entry})
 
 
@@ -297,65 +286,45 @@ WORDS = tuple(
 
 def mutated(seed: bytes, chance: random.Random) -> bytes:
     """The bytes with a few changes: flipped bits, removed and repeated parts, special words, nesting."""
-    data = bytearray(seed)
+    data = seed
     for _ in range(chance.choice((1, 1, 1, 2, 4, 12))):
-        data = bytearray(chance.choice(_CHANGES)(bytes(data), chance))
+        data = _changed(data, chance)
         if len(data) > 4 * len(seed) + 4096:
             break
-    return bytes(data)
+    return data
 
 
-def _span(data: bytes, chance: random.Random) -> tuple[int, int]:
+KINDS = ["flip", "flip", "flip", "cut", "repeat", "word", "word", "move", "number", "number", "nest"]
+NUMBERS = (b"0", b"-1", b"1e400", b"1e-400", b"9" * 30, b"0.5", b'"x"', b"null", b"[]", b"{}")
+
+
+def _changed(data: bytes, chance: random.Random) -> bytes:
     start = chance.randrange(len(data) + 1)
-    return start, min(len(data), start + chance.choice((1, 2, 8, 64, 1024)))
-
-
-def _flip(data: bytes, chance: random.Random) -> bytes:
-    if not data:
-        return b"\x01"
-    place = chance.randrange(len(data))
-    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
-
-
-def _cut(data: bytes, chance: random.Random) -> bytes:
-    start, end = _span(data, chance)
-    return data[:start] if chance.random() < 0.3 else data[:start] + data[end:]
-
-
-def _repeat(data: bytes, chance: random.Random) -> bytes:
-    start, end = _span(data, chance)
-    return data[:start] + data[start:end] * chance.choice((2, 3, 50)) + data[end:]
-
-
-def _word(data: bytes, chance: random.Random) -> bytes:
-    start, end = _span(data, chance)
-    return data[:start] + chance.choice(WORDS) + data[chance.choice((start, end)) :]
-
-
-def _move(data: bytes, chance: random.Random) -> bytes:
-    (start, end), (place, _) = _span(data, chance), _span(data, chance)
-    return data[:place] + data[start:end] + data[place:]
-
-
-def _number(data: bytes, chance: random.Random) -> bytes:
-    """Replace a digit by another value."""
-    digits = [place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57]
-    if not digits:
-        return data
-    place = chance.choice(digits)
-    value = chance.choice(
-        (b"0", b"-1", b"1e400", b"1e-400", b"9" * 30, b"0.5", b'"x"', b"null", b"[]", b"{}")
-    )
-    return data[:place] + value + data[place + 1 :]
-
-
-def _nest(data: bytes, chance: random.Random) -> bytes:
-    start, _ = _span(data, chance)
-    opening = chance.choice((b"[", b'{"a":', b"(", b"- ", b"\n "))
-    return data[:start] + opening * chance.choice((10, 300, 5000)) + data[start:]
-
-
-_CHANGES = (_flip, _flip, _flip, _cut, _repeat, _word, _word, _move, _number, _number, _nest)
+    end = min(len(data), start + chance.choice((1, 2, 8, 64, 1024)))
+    head, part, tail = data[:start], data[start:end], data[end:]
+    match chance.choice(KINDS):
+        case "flip":
+            return (
+                head + bytes([part[0] ^ 1 << chance.randrange(8)]) + data[start + 1 :]
+                if part
+                else data + b"\x01"
+            )
+        case "cut":
+            return head if chance.random() < 0.3 else head + tail
+        case "repeat":
+            return head + part * chance.choice((2, 3, 50)) + tail
+        case "word":
+            return head + chance.choice(WORDS) + chance.choice((part, b"")) + tail
+        case "move":
+            place = chance.randrange(len(data) + 1)
+            return data[:place] + part + data[place:]
+        case "number":
+            digits = [place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57] or [0]
+            place = chance.choice(digits)
+            return data[:place] + chance.choice(NUMBERS) + data[place + 1 :]
+        case _:
+            opening = chance.choice((b"[", b'{"a":', b"(", b"- ", b"\n "))
+            return head + opening * chance.choice((10, 300, 5000)) + data[start:]
 
 
 def spoiled(seeds: Sequence[bytes], chance: random.Random) -> Iterator[bytes]:

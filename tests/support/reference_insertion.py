@@ -12,6 +12,7 @@ from functools import partial
 
 import onnx
 from onnx import TensorProto
+from random_models import by_graph
 
 from qdqspec.graph.dynamic_kernels import with_kernels
 from qdqspec.graph.flat import closed, flat_form
@@ -33,7 +34,7 @@ def insert_by_reference(
     pairs = [
         (site, part, maker.make(part, source=floats.get(site.tensor, ""), whole=site))
         for site in placement.ordered
-        for part in parts_by_graph(model, site)
+        for part in (replace(site, consumers=ends) for ends in by_graph(model, site.consumers))
     ]
     opset = max([model.opset, *(pair.opset for _, _, pair in pairs)])
     is_raised = opset > model.opset or model.proto.ir_version < 4
@@ -95,15 +96,6 @@ def _replace_constant(
     else:
         constants[name].CopyFrom(with_value(constants[name], value))
         constants[name].output[0] = value.name
-
-
-def parts_by_graph(model: Model, site: Site) -> list[Site]:
-    """The site for each graph whose nodes read it."""
-    scopes = ["" if end.is_output else model.by_name[end.node].scope for end in site.consumers]
-    ends = list(zip(scopes, site.consumers, strict=True))
-    return [
-        replace(site, consumers=tuple(e for s, e in ends if s == scope)) for scope in dict.fromkeys(scopes)
-    ]
 
 
 def unordered(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -31,9 +31,7 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
         SurvivalEvidence(optimizer=f"{DEFAULT_BACKEND}-extended", kept=2, integer=pairs - 2),
         SurvivalEvidence(optimizer="onnxscript", kept=pairs - len(lost), lost=lost),
         SurvivalEvidence(
-            optimizer="onnxslim",
-            error="onnxslim is not installed here",
-            cure="pip install onnxslim",
+            optimizer="onnxslim", error="onnxslim is not installed here", cure="pip install onnxslim"
         ),
     )
     return {result.optimizer: result for result in found}

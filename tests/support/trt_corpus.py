@@ -49,9 +49,9 @@ CONV = QX + DW + "c = Conv<pads = [1, 1, 1, 1]>(a, v) "
 FP8 = {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}
 
 
-def two(name: str, source: str, scale: str = "s") -> str:
+def two(name: str, source: str, scale: str = "s", zero: str = "z") -> str:
     """A pair on ``source`` with output ``name``."""
-    return f"q{name} = QuantizeLinear({source}, {scale}, z)  {name} = DequantizeLinear(q{name}, {scale}, z) "
+    return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
 
 
 def skip(on_skip: bool, on_conv: bool) -> str:
@@ -110,38 +110,36 @@ def again(scale: str) -> str:
     )
 
 
+def neg(scale: str = "s", zero: str = "z") -> str:
+    """The input with a pair of these numbers."""
+    return f"q = QuantizeLinear(x, {scale}, {zero})  a = DequantizeLinear(q, {scale}, {zero})  y = Neg(a)"
+
+
+def in_blocks(size: int) -> str:
+    """A product with a weight in blocks."""
+    return f"v = DequantizeLinear<axis = 0, block_size = {size}>(h, t)  y = MatMul(x, v)"
+
+
+DECONV = QX + "v = DequantizeLinear(w, s, z)  y = "
 BY_FOUR = "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(p, v)"
 SQUARES = "float[16,16] x, float[16,16] k, float[16,16] n"
 Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants
+PLAIN: Case = (ROWS, neg(), {})
+PLAIN_CONV: Case = (IMAGE, CONV + "y = Neg(c)", {})
 
 # rule: (a model that breaks it, a model that does not)
 CASES: dict[str, tuple[Case, Case]] = {
-    "TRT001": (
-        (ROWS, "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)", {}),
-        (ROWS, QX + "y = Neg(a)", {}),
-    ),
-    "TRT002": (
-        (IMAGE, CONV + "y = Neg(c)", {"ws": np.r_[np.full(15, 0.01), 0].astype(F32)}),
-        (IMAGE, CONV + "y = Neg(c)", {}),
-    ),
-    "TRT003": (
-        (ROWS + ", float t", "q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)", {}),
-        (ROWS, QX + "y = Neg(a)", {}),
-    ),
+    "TRT001": ((ROWS, neg("s", "zu"), {}), PLAIN),
+    "TRT002": ((IMAGE, CONV + "y = Neg(c)", {"ws": np.r_[np.full(15, 0.01), 0].astype(F32)}), PLAIN_CONV),
+    "TRT003": ((ROWS + ", float t", neg("t", "z"), {}), PLAIN),
     "TRT004": (
         (IMAGE, QX + DW + "d = DequantizeLinear<axis = 0>(bi, bs)  y = Conv(a, v, d)", {}),
         (IMAGE, QX + DW + "y = Conv(a, v, b)", {}),
     ),
-    "TRT005": (
-        (ROWS, QX + "y = Neg(a)", {"z": np.array(0, np.int16)}),
-        (ROWS, QX + "y = Neg(a)", FP8),
-    ),
-    "TRT006": (
-        (ROWS, "q = QuantizeLinear(x, s, z0)  a = DequantizeLinear(q, s, z0)  y = Neg(a)", {}),
-        (ROWS, QX + "y = Neg(a)", {}),
-    ),
+    "TRT005": ((ROWS, neg(), {"z": np.array(0, np.int16)}), (ROWS, neg(), FP8)),
+    "TRT006": ((ROWS, neg("s", "z0"), {}), PLAIN),
     "TRT007": (
-        (ROWS, "q = QuantizeLinear(x, ws, wz)  a = DequantizeLinear(q, ws, wz)  y = Neg(a)", {}),
+        (ROWS, neg("ws", "wz"), {}),
         (IMAGE, "q = QuantizeLinear<axis = 0>(fw, ws, wz) " + DW.replace("(w", "(q") + "y = Conv(x, v)", {}),
     ),
     "TRT008": (
@@ -151,39 +149,32 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TRT010": (
         (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(m, t, u)  y = MatMul(x, v)",
          {"t": np.ones((2, 16), F32), "u": np.zeros((2, 16), np.int8)}),
-        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
+        (ROWS, in_blocks(8),
          {"t": np.ones((2, 16), F32), "h": np.zeros((16, 16), np.int8).astype(ml_dtypes.int4)}),
     ),
-    "TRT013": (
-        (ROWS, "q = QuantizeLinear(x, s, wz)  a = DequantizeLinear(q, s, wz)  y = Neg(a)", {}),
-        (ROWS, "q = QuantizeLinear(x, s, z1)  a = DequantizeLinear(q, s, z1)  y = Neg(a)",
-         {"z1": np.zeros(1, np.int8)}),
-    ),
+    "TRT013": ((ROWS, neg("s", "wz"), {}), (ROWS, neg("s", "z1"), {"z1": np.zeros(1, np.int8)})),
     "TRT014": (
         (ROWS, QX + "v = DequantizeLinear(m, ws, wz)  y = MatMul(a, v)", {}),
         (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {}),
     ),
     "TRT015": (
-        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
+        (ROWS, in_blocks(8),
          {"t": np.ones((2, 16)).astype(ml_dtypes.float8_e8m0fnu),
           "h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn)}),
-        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
+        (ROWS, in_blocks(8),
          {"t": np.ones((2, 16), F32), "h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn)}),
     ),
-    "TRT016": (
-        ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 32>(h, t)  y = MatMul(x, v)", four(128, 32)),
-        ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)", four(128, 64)),
-    ),
+    "TRT016": (("float[4,128] x", in_blocks(32), four(128, 32)), ("float[4,128] x", in_blocks(64), four(128, 64))),
     "TRT011": (
         (ROWS, "q = QuantizeLinear(x, s, z)  i = MatMulInteger(q, m)  y = Cast<to = 1>(i)", {}),
         (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {}),
     ),
     "TRT012": (
         (ROWS, QX.replace("= Q", "= com.microsoft.Q").replace("= D", "= com.microsoft.D") + "y = Neg(a)", {}),
-        (ROWS, QX + "y = Neg(a)", {}),
+        PLAIN,
     ),
-    "TRT021": ((ROWS, QX + "y = Neg(a)", FP8), (ROWS, QX + "y = Neg(a)", {})),
-    "TRT030": ((IMAGE, QX + "y = Conv(a, fw)", {}), (IMAGE, CONV + "y = Neg(c)", {})),
+    "TRT021": ((ROWS, neg(), FP8), PLAIN),
+    "TRT030": ((IMAGE, QX + "y = Conv(a, fw)", {}), PLAIN_CONV),
     "TRT031": ((IMAGE, skip(True, True), {}), (IMAGE, skip(True, False), {})),
     "TRT032": ((IMAGE, skip(False, False), {}), (IMAGE, skip(True, False), {})),
     "TRT033": (
@@ -216,25 +207,19 @@ CASES: dict[str, tuple[Case, Case]] = {
         (SQUARES, "t = Transpose(k) " + two("a", "t") + "y = MatMul(x, a)", {}),
     ),
     "TRT040": (
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv<group = 4>(a, v)",
+        (IMAGE, DECONV + "Conv<group = 4>(a, v)",
          {"w": np.ones((16, 4, 1, 1), np.int8)}),
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {"w": np.ones((12, 16, 3, 3), np.int8)}),
+        (IMAGE, DECONV + "Conv(a, v)", {"w": np.ones((12, 16, 3, 3), np.int8)}),
     ),
     "TRT041": (
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+        (IMAGE, DECONV + "Conv(a, v)",
          {**FP8, "w": np.ones((16, 16, 6, 6)).astype(ml_dtypes.float8_e4m3fn)}),
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+        (IMAGE, DECONV + "Conv(a, v)",
          {**FP8, "w": np.ones((16, 16, 5, 5)).astype(ml_dtypes.float8_e4m3fn)}),
     ),
-    "TRT042": (
-        (ROWS, QX + "y = Neg(a)", {}),
-        ("float16[4,16] x", QX + "n = Neg(a)  y = Cast<to = 1>(n)", {"s": np.array(0.05, np.float16)}),
-    ),
+    "TRT042": (PLAIN, ("float16[4,16] x", QX + "n = Neg(a)  y = Cast<to = 1>(n)", {"s": np.array(0.05, np.float16)})),
     "TRT043": ((SQUARES, attention(q=True, p=False), {}), (SQUARES, attention(q=True, p=True), {})),
-    "TRT044": (
-        (ROWS, QX + "y = Softmax(a)", {}),
-        (ROWS, QX + "t = Softmax(a)  u = Neg(a)  y = Add(t, u)", {}),
-    ),
+    "TRT044": ((ROWS, QX + "y = Softmax(a)", {}), (ROWS, QX + "t = Softmax(a)  u = Neg(a)  y = Add(t, u)", {})),
     "TRT046": (
         (IMAGE, CONV + two("d", "c") + "y = Relu(d)", {}),
         (IMAGE, CONV + "t = Relu(c) " + two("d", "t") + "y = Neg(d)", {}),
@@ -247,10 +232,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         (IMAGE, skip(True, False) + "  p = GlobalAveragePool(u)", {}),
         (IMAGE, skip(True, False) + "  p = GlobalAveragePool(o)", {}),
     ),
-    "TRT049": (
-        (IMAGE, CONV + "y = Gelu(c)", {}),
-        (IMAGE, CONV + "t = Gelu(c) " + two("d", "t") + "y = Neg(d)", {}),
-    ),
+    "TRT049": ((IMAGE, CONV + "y = Gelu(c)", {}), (IMAGE, CONV + "t = Gelu(c) " + two("d", "t") + "y = Neg(d)", {})),
     "TRT050": (
         (IMAGE, SEPARABLE + "y = Conv(r, fp)", {**POINTWISE, "fp": np.ones((16, 16, 1, 1), F32)}),
         (IMAGE, SEPARABLE + two("d", "r") + "v = DequantizeLinear(pw, s, z)  y = Conv(d, v)", POINTWISE),
@@ -264,33 +246,21 @@ CASES: dict[str, tuple[Case, Case]] = {
         (IMAGE, SEPARABLE + "e = Sigmoid(depthwise)  y = Mul(depthwise, e)", POINTWISE),
         (IMAGE, CONV + "e = Sigmoid(c)  y = Mul(c, e)", {}),
     ),
-    "TRT045": (
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {}),
-        (IMAGE, CONV + "y = Neg(c)", {}),
-    ),
-    "TRT018": (
-        (ROWS + ", int8 t", "q = QuantizeLinear(x, s, t)  a = DequantizeLinear(q, s, t)  y = Neg(a)", {}),
-        (ROWS + ", float t", "q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)", {}),
-    ),
+    "TRT045": ((IMAGE, DECONV + "Conv(a, v)", {}), PLAIN_CONV),
+    "TRT018": ((ROWS + ", int8 t", neg("s", "t"), {}), (ROWS + ", float t", neg("t", "z"), {})),
     "TRT025": (("float[4,4] x", "y = Det(x)", {}), (ROWS, "y = Neg(x)", {})),
-    "TRT029": (
-        (SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {}),
-        (SQUARES, "y = com.microsoft.Gelu(x)", {}),
-    ),
-    "TRT053": (
-        (ROWS, "y = com.microsoft.Gelu(x)", {}),
-        (SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {}),
-    ),
+    "TRT029": ((SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {}), (SQUARES, "y = com.microsoft.Gelu(x)", {})),
+    "TRT053": ((ROWS, "y = com.microsoft.Gelu(x)", {}), (SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {})),
     "TRT054": ((IMAGE, skip(False, True), {}), (IMAGE, skip(True, False), {})),
     "TRT055": (
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = ConvTranspose(a, v)",
+        (IMAGE, DECONV + "ConvTranspose(a, v)",
          {**FP8, "w": np.ones((16, 16, 3, 3)).astype(ml_dtypes.float8_e4m3fn)}),
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+        (IMAGE, DECONV + "Conv(a, v)",
          {**FP8, "w": np.ones((16, 16, 3, 3)).astype(ml_dtypes.float8_e4m3fn)}),
     ),
     "TRT056": (
         (ROWS, QX + "q2 = QuantizeLinear(a, s, f)  d = DequantizeLinear(q2, s, f)  y = Neg(d)", {"f": FP8["z"]}),
-        (ROWS, QX + "y = Neg(a)", FP8),
+        (ROWS, neg(), FP8),
     ),
     "TRT060": (
         ("float[2,3,4,64] x", COMES + "y = Neg(a)", {}),  # four dimensions
@@ -317,10 +287,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         (QKV, "t = Cast<to = 10>(q)  c = Identity(t)  u = Attention(t, c, t)  y = Cast<to = 1>(u)", {}),
         (QKV.replace("float", "float16"), "t = Attention(q, k, k)  y = Cast<to = 1>(t)", {}),
     ),
-    "TRT066": (
-        (STEPS, branch("LSTM", "Y_h"), RECURRENT),
-        (STEPS, branch("LSTM", "Y"), RECURRENT),
-    ),
+    "TRT066": ((STEPS, branch("LSTM", "Y_h"), RECURRENT), (STEPS, branch("LSTM", "Y"), RECURRENT)),
 }  # fmt: skip
 
 NEWER = {"TRT065": 23, "TRT070": 23}  # opsets of cases
@@ -330,9 +297,9 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
     ("TRT008", True, (IMAGE, QX + DW + "y = Conv(a, v)", {"ws": np.ones(15, F32), "wz": np.zeros(15, np.int8)})),
     ("TRT010", True, (ROWS, "q = QuantizeLinear<axis = 1, block_size = 8>(x, t, u) " + BLOCKED_DQ + "y = Neg(a)",
      {"t": np.ones((4, 2), F32), "u": np.zeros((4, 2)).astype(ml_dtypes.float8_e4m3fn)})),
-    ("TRT010", True, ("float[4,96] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
+    ("TRT010", True, ("float[4,96] x", in_blocks(64),
      four(96, 64))),
-    ("TRT010", False, ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
+    ("TRT010", False, ("float[4,128] x", in_blocks(64),
      four(128, 64))),
     ("TRT010", True, ("float[5,7] x", "v = DequantizeLinear(h, s)  w2 = Transpose(v)  y = MatMul(x, w2)",
      {"h": np.zeros((5, 7), np.int8).astype(ml_dtypes.int4)})),
@@ -349,12 +316,12 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
     ("TRT037", False, (ROWS, two("a", "x") + "y = Transpose(a)", {})),
     ("TRT037", False, (IMAGE, two("a", "x") + "y = GlobalAveragePool(a)", {})),
     ("TRT037", True, (IMAGE, CONV + two("r", "x", "s2") + "t = Add(c, r)  y = Relu(t)", {})),
-    ("TRT040", False, ("float[1,3,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+    ("TRT040", False, ("float[1,3,8,8] x", DECONV + "Conv(a, v)",
      {"w": np.ones((8, 3, 3, 3), np.int8)})),
-    ("TRT040", True, ("float[1,3,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+    ("TRT040", True, ("float[1,3,8,8] x", DECONV + "Conv(a, v)",
      {"w": np.ones((12, 3, 3, 3), np.int8)})),
     ("TRT040", False, (IMAGE, QX + "v = DequantizeLinear(dw, s, z)  y = Conv<group = 16>(a, v)", POINTWISE)),
-    ("TRT040", True, ("float[1,64,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+    ("TRT040", True, ("float[1,64,8,8] x", DECONV + "Conv(a, v)",
      {**FP8, "w": np.ones((16, 64, 3, 3)).astype(ml_dtypes.float8_e4m3fn)})),
     ("TRT040", True, ("float[1,16] x", QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
     ("TRT040", False, (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
@@ -370,7 +337,7 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
 
 def kernel(*sides: int) -> Case:
     weight = np.ones((16, 16, *sides)).astype(ml_dtypes.float8_e4m3fn)
-    return "float[1,16,40,40] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", FP8 | {"w": weight}
+    return "float[1,16,40,40] x", DECONV + "Conv(a, v)", FP8 | {"w": weight}
 
 
 def pool(op: str, numbers: dict[str, np.ndarray]) -> Case:
@@ -378,21 +345,13 @@ def pool(op: str, numbers: dict[str, np.ndarray]) -> Case:
 
 
 WHOLE = attention(q=True, p=True)
-DECONV = QX + "v = DequantizeLinear(w, s, z)  y = "
 # Rules of TensorRT for RTX that find other models than those of TensorRT.
 RTX_CASES: dict[str, tuple[Case, Case]] = {
     "TRT008": (
         (IMAGE, QX + DW + "y = Conv(a, v)", {"ws": np.full(8, 0.01, F32), "wz": np.zeros(8, np.int8)}),
         (IMAGE, QX + DW.replace("axis = 0", "axis = 1") + "y = Conv(a, v)", {}),
     ),
-    "TRT010": (
-        (
-            "float[4,96] x",
-            "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
-            four(96, 64),
-        ),
-        CASES["TRT010"][0],  # blocks of int8 build
-    ),
+    "TRT010": (("float[4,96] x", in_blocks(64), four(96, 64)), CASES["TRT010"][0]),  # blocks of int8 build
     "TRT041": (kernel(3, 11), kernel(4, 8)),
     "TRT043": (
         (SQUARES, WHOLE, {}),

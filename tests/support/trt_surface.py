@@ -28,6 +28,7 @@ API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
 _FILES = ("build", "cache", "device", "engine", "log", "run")
 SOURCES = tuple(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in _FILES)
+FAKE = ROOT / "tests" / "support" / "fake_trt" / "tensorrt" / "__init__.py"
 Surface = dict[str, Any]
 
 
@@ -67,41 +68,34 @@ def optional_names() -> set[str]:
     return found
 
 
-def trimmed(surface: Surface, names: set[str]) -> Surface:
-    """The part of an API with these names: classes, enums and functions, with those members only.
+def fake_names() -> set[str]:
+    """The classes and enums of the fake."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(FAKE.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_enum":
+            found.add(ast.literal_eval(node.args[0]).partition(".")[0])
+    return found
 
-    A class is kept if it is named, or if a kept member returns or accepts it. An enum is kept completely, for its
-    values.
+
+def trimmed(surface: Surface, names: set[str]) -> Surface:
+    """The part of an API with these names, or that the fake has: classes, enums and functions, with named members.
+
+    An enum is kept completely, for its values.
     """
-    wanted = _reachable(surface, names)
+    wanted = names | fake_names()
     classes = {
         name: {
             "methods": {m: s for m, s in entry["methods"].items() if m in names or m == "__init__"},
             "properties": {p: t for p, t in entry["properties"].items() if p in names},
-            "bases": [base for base in entry["bases"] if base in wanted],
         }
         for name, entry in surface["classes"].items()
         if name in wanted
     }
-    enums = {name: e for name, e in surface["enums"].items() if name.split(".")[0] in wanted | names}
+    enums = {name: e for name, e in surface["enums"].items() if name.split(".")[0] in wanted}
     functions = {name: f for name, f in surface["functions"].items() if name in names}
     return {"version": surface["version"], "classes": classes, "enums": enums, "functions": functions}
-
-
-def _reachable(surface: Surface, names: set[str]) -> set[str]:
-    """Classes that are named, and the classes in signatures of their named members."""
-    wanted: set[str] = set()
-    waiting = set(names)
-    while waiting:
-        name = waiting.pop()
-        entry = surface["classes"].get(name)
-        if entry is None or name in wanted:
-            continue
-        wanted.add(name)
-        members = {**entry["methods"], **entry["properties"]}
-        kept = [signature for member, signature in members.items() if member in names or member == "__init__"]
-        waiting.update(re.findall(r"\w+", json.dumps(kept)), entry["bases"])
-    return wanted
 
 
 def load(version: str) -> Surface:
@@ -204,35 +198,28 @@ def _class(value: type) -> Surface:
     methods, properties = {}, {}
     for name, member in vars(value).items():
         if isinstance(member, property):
-            signature = _signatures(member.fget) if member.fget else []
-            kind = signature[0]["returns"] if signature else "Any"
-            properties[name] = {"type": kind, "settable": member.fset is not None}
+            properties[name] = {"settable": member.fset is not None}
         elif callable(member) and not isinstance(member, type) and re.match("__init__$|[^_]", name):
             methods[name] = _signatures(member)
-    bases = [base.__name__ for base in value.__mro__[1:-1] if base.__name__ != "pybind11_object"]
-    return {"bases": bases, "methods": methods, "properties": properties}
+    return {"methods": methods, "properties": properties}
 
 
 _SIGNATURE = re.compile(r"^(?:\d+\. )?\w*\((?P<parameters>.*)\)(?: -> (?P<returns>.+))?$", re.MULTILINE)
 
 
-def _signatures(function: Any) -> list[Surface]:
-    """Parameters (name, type, whether optional) and result of every overload, from the docstring."""
-    found: list[Surface] = []
+def _signatures(function: Any) -> list[list[list[Any]]]:
+    """The parameters (name, whether optional) of every overload, from the docstring."""
+    found: list[list[list[Any]]] = []
     for line in (getattr(function, "__doc__", None) or "").splitlines():
         match = _SIGNATURE.match(line.strip())
         if match is None or "*args" in match["parameters"] or not ("self" in line or match["returns"]):
             continue
-        given = (text for text in _split(match["parameters"]) if not re.match(r"self\b", text))
-        signature = {"parameters": [*map(_parameter, given)], "returns": _type(match["returns"] or "Any")}
+        texts = (text.partition(" = ") for text in _split(match["parameters"]))
+        signature = [
+            [head.partition(": ")[0], bool(default)] for head, _, default in texts if head[:4] != "self"
+        ]
         found += [signature] if signature not in found else []
     return found
-
-
-def _parameter(text: str) -> list[Any]:
-    declared, _, default = text.partition(" = ")
-    name, _, kind = declared.partition(": ")
-    return [name, _type(kind), bool(default)]
 
 
 def _split(text: str) -> list[str]:
@@ -244,22 +231,6 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:index].strip())
             start = index + 1
     return [part for part in (*parts, text[start:].strip()) if part]
-
-
-_QUALIFIED = re.compile(
-    r"typing(_extensions)?\.|collections\.abc\.|tensorrt(_rtx)?(_bindings)?(\.tensorrt(_rtx)?)?\.|nvinfer1::|nvonnxparser::"
-)
-
-
-def _type(text: str) -> str:
-    """A type in a form independent of the version of pybind11; ``Any`` for C++ types."""
-    text = _QUALIFIED.sub("", text.strip()).replace("types.CapsuleType", "CapsuleType")  # Python 3.13
-    text = re.sub(r"Supports(?:Int|Index)( \| Supports\w+)?", "int", text)
-    text = re.sub(r"SupportsFloat( \| Supports\w+)?", "float", text)
-    text = re.sub(r"\bI(ParserError|OnnxParserFlag)\b", r"\1", text)
-    text = re.sub(r"\bcapsule\b|\bobject\b|\bbuffer\b|\bBuffer\b|\bmethod\b", "Any", text)
-    text = text.replace("List[", "list[").replace("Tuple[", "tuple[").replace("Sequence[", "list[")
-    return text if re.fullmatch(r"[\w\[\], .|]+", text) and "::" not in text else "Any"
 
 
 def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:

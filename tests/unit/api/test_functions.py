@@ -37,18 +37,15 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 HERE: dict[str, Any] = {"backend": "fake"}
 
 
-def claim_of(result: Any) -> str:
-    return f"{result.speedup.median:.2f}x, {at_least_text(result.latency.at_least)}"
-
-
 def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -> None:
     result = tune("net.onnx", trials=6, **HERE)
     assert result.record.cases[0].evidence is result.evidence
     assert result.search.total == len([t for t in result.trials if t.phase != "confirm"]) <= 6
     assert result.speedup == result.latency.speedup
     assert not result.unchanged
+    claim = f"{result.speedup.median:.2f}x, {at_least_text(result.latency.at_least)}"
     assert repr(result) == (
-        f"Result({claim_of(result)}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
+        f"Result({claim}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
     )
     assert result.speedup.low > 1
     assert result.scheme.pairs > 0

@@ -45,7 +45,7 @@ def test_each_name_of_the_fake_exists_in_the_recorded_surface(tensorrt_version: 
         if name in surface["enums"]:
             assert {m: int(v) for m, v in value.__members__.items()} == surface["enums"][name]
         elif name in surface["functions"]:
-            assert parameters(value) == [p[0] for p in surface["functions"][name][0]["parameters"]]
+            assert parameters(value) == [p[0] for p in surface["functions"][name][0]]
         else:
             check_class(name, value, surface["classes"][name])
 
@@ -58,7 +58,7 @@ def check_class(name: str, value: type, entry: Surface) -> None:
         overloads = entry["methods"].get(member, [])
         if overloads:
             taken = parameters(getattr(value, member))[1:]
-            assert any(agrees(taken, told["parameters"]) for told in overloads), f"{name}.{member}"
+            assert any(agrees(taken, told) for told in overloads), f"{name}.{member}"
     if made is not None:
         stored = set(re.findall(r"self\.([a-zA-Z]\w*) = ", inspect.getsource(made)))
         assert stored <= known, name
@@ -67,7 +67,7 @@ def check_class(name: str, value: type, entry: Surface) -> None:
 def agrees(taken: list[str], real: list[list[object]]) -> bool:
     """Whether these are the real parameters; optional ones at the end may be missing."""
     names, rest = [p[0] for p in real[: len(taken)]], real[len(taken) :]
-    return taken == names and all(may_be_left_out for _, _, may_be_left_out in rest)
+    return taken == names and all(may_be_left_out for _, may_be_left_out in rest)
 
 
 def public(module: ModuleType) -> list[tuple[str, type]]:

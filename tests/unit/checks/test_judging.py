@@ -275,9 +275,7 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "evidence", "values", "outcome", "headline"), JUDGED)
-def test_a_check_judges_its_limits(
-    kind: str, evidence: Evidence, values: dict, outcome: str, headline: str
-) -> None:
+def test_a_check_judges_its_limits(kind, evidence, values, outcome, headline) -> None:
     verdict = judge(kind, evidence, **values)
     assert verdict.outcome == outcome
     assert headline in ("", verdict.headline)
@@ -332,9 +330,7 @@ def test_the_most_specific_budget_applies_that_of_the_device_first() -> None:
     st.floats(0.01, 100),
     st.floats(1, 3),
 )
-def test_a_larger_budget_never_gives_a_worse_outcome(
-    values: list[float], percent: float, budget: float, more: float
-) -> None:
+def test_a_larger_budget_never_gives_a_worse_outcome(values, percent, budget, more) -> None:
     order = ["fail", "inconclusive", "pass"]
     tight, loose = (
         judge("latency", timed(*values), max_ms=ms, percentile=percent).outcome
@@ -394,9 +390,7 @@ def test_the_headline_is_short_and_printable_for_any_output_name(name: str) -> N
     ("lost", "gained", "low", "high"),
     [(0, 0, -0.0192, 0.0192), (2, 1, -0.0286, 0.0482), (10, 0, 0.0372, 0.1589)],
 )
-def test_the_interval_of_a_drop_is_that_of_agresti_and_min(
-    lost: int, gained: int, low: float, high: float
-) -> None:
+def test_the_interval_of_a_drop_is_that_of_agresti_and_min(lost, gained, low, high) -> None:
     """Computed by hand: two pseudo-samples are added to 100 samples, half a sample to each of the four cells."""
     found = drop_interval(lost, gained, 100)
     assert found.median == (lost - gained) / 100

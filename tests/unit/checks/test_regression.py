@@ -55,9 +55,7 @@ BOUND = st.floats(0.2, 5)
 
 
 @given(BOUND, BOUND, BOUND, BOUND, st.floats(0.001, 1), BOUND)
-def test_a_change_that_fails_at_an_allowance_fails_at_every_smaller_one(
-    a: float, b: float, c: float, d: float, allowed: float, reference: float
-) -> None:
+def test_a_change_that_fails_at_an_allowance_fails_at_every_smaller_one(a, b, c, d, allowed, reference):
     seen = change(min(a, b), max(a, b), ranks=(min(c, d), max(c, d)), reference=reference)
     if judge_change(seen, allowed) == "fail":
         assert judge_change(seen, allowed / 2) == "fail"

@@ -82,10 +82,7 @@ def test_an_archive_with_other_files_is_refused(verb, tmp_path, name):
 
 def test_an_entry_changed_after_export_is_not_imported(verb, kept, tmp_path):
     verb("cache", "export", str(tmp_path / "cache.zip"))
-    with (
-        zipfile.ZipFile(tmp_path / "cache.zip") as good,
-        zipfile.ZipFile(tmp_path / "bad.zip", "w") as bad,
-    ):
+    with zipfile.ZipFile(tmp_path / "cache.zip") as good, zipfile.ZipFile(tmp_path / "bad.zip", "w") as bad:
         for member in good.infolist():
             content = b"{}" if member.filename == "new/search.json" else good.read(member)
             bad.writestr(member.filename, content)

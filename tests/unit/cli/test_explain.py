@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,9 @@ from PIL import Image
 
 from qdqspec._core.units import at_least_text
 from qdqspec.app.report.explain_text import explain_text
-from qdqspec.app.report.record import case_to_json
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.graph.model import load_model
-from qdqspec.testing.records import alone_case, faster_case, sample_corrections
+from qdqspec.testing.records import alone_case, sample_corrections
 from qdqspec.timing.explained import ExplainedEngine
 from qdqspec.types import Interval
 
@@ -27,17 +26,6 @@ QUARTET = ("fp16", "qat", "qat-residual", "qat-residual-qgap")
 
 def graph(placement):
     return SAMPLES / f"trt8-resnet18-a100-{placement}.graph.json"
-
-
-def test_an_error_for_an_unknown_operator_names_the_quantized_model(verb, tmp_path):
-    """The name is not that of the temporary float copy with which the model is compared."""
-    text = """net (float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {0}> {
-        a = Relu(x) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z) y = plugins.Nope(d) }"""
-    saved(tmp_path / "odd.onnx", text)
-    found = verb("explain", "odd.onnx", "--backend", "onnxruntime")
-    assert found.code != 0
-    assert "odd.onnx: ONNX Runtime could not build the model" in found.err
-    assert "reference.onnx" not in found.err
 
 
 @pytest.mark.parametrize(
@@ -90,19 +78,6 @@ def test_a_list_of_kernels_is_explained_in_the_names_of_its_model(golden):
         layers = parse_layers(text, None, model=model)
         engines.append(ExplainedEngine(name=name, layers=layers, ops=ops))
     golden("explain/kernels.txt", explain_text(engines))
-
-
-def test_a_case_without_results_is_an_error_with_the_reason(verb, tmp_path):
-    case = faster_case()
-    evidence = replace(case.evidence, search=None, latency=None, pairs=())
-    failed = replace(
-        case.results[0], verdict=replace(case.results[0].verdict, headline="not judged: no labels")
-    )
-    record = case_to_json(replace(case, evidence=evidence, results=(failed,)))
-    (tmp_path / "result.json").write_text(json.dumps(record))
-    result = verb("explain", tmp_path)
-    assert result.code == 2
-    assert "nothing was searched for this case: not judged: no labels" in result.err
 
 
 def test_json_has_ranking_comparisons_and_layers(verb):

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -111,17 +110,6 @@ def test_the_spec_of_each_odd_model_loads_and_each_comment_can_be_removed(verb, 
             require_inputs(model, found.inputs.profiles[0].shapes)
 
 
-@pytest.fixture
-def data(project):
-    (project / "data").mkdir()
-    np.savez(project / "data" / "unrelated.npz", other=np.zeros((2, 2), np.float32))
-    return project / "data"
-
-
-def samples(count, **more):
-    return {"input": np.zeros((count, 1, 16, 16), np.float32), **more}
-
-
 def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
     """The spec takes its own data, an empty sample included."""
     saved(tmp_path / "net.onnx", "g (float[n,4,t] x) => (float[n,4,t] y) { y = Relu(x) }")
@@ -140,25 +128,36 @@ def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
     assert len(list(open_data(tmp_path / "data", specs))) == 12
 
 
-def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, data):
-    np.savez(data / "calibration.npz", **samples(2))
-    np.savez(data / "rest.npz", **samples(3, labels=np.arange(3)))
+@pytest.mark.parametrize(
+    ("files", "calibration", "evaluation"),
+    [
+        (("calibration.npz", "rest.npz"), "calibration.npz", "rest.npz"),
+        (("0.npz",), "0.npz", "0.npz"),
+        (("calibration/0.npz", "calibration/1.npz", "evaluation/0.npz"), "calibration", "evaluation"),
+        (("train/0.npz", "val/0.npz"), "train", "val"),
+    ],
+)
+def test_data_in_a_folder_is_found_by_names_and_shapes(verb, project, files, calibration, evaluation):
+    """One data set for calibration and evaluation is stated in file and terminal."""
+    data = project / "data"
+    for file in files:
+        (data / file).parent.mkdir(parents=True, exist_ok=True)
+        labels = {} if file.startswith(("calibration", "train")) else {"labels": np.arange(2)}
+        np.savez(data / file, input=np.zeros((2, 1, 16, 16), np.float32), **labels)
+    np.savez(data / "unrelated.npz", other=np.zeros((2, 2), np.float32))
     result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/d.qdq.yaml")
     assert (result.code, result.err) == (0, "")
     (case,) = load_cases(project / "specs" / "d.qdq.yaml", Settings(root=project))
-    assert case.inputs.calibration == data / "calibration.npz"
-    assert case.inputs.evaluation == data / "rest.npz"
-    text = (project / "specs" / "d.qdq.yaml").read_text()
+    assert (case.inputs.calibration, case.inputs.evaluation) == (data / calibration, data / evaluation)
+    text, is_same = (project / "specs" / "d.qdq.yaml").read_text(), calibration == evaluation
+    assert ("note: calibration and evaluation are the same data" in result.out) == is_same
+    assert ("the same data as calibration" in text) == is_same
     assert "  # - {kind: accuracy, metric: top1, max_drop: 1%}" in text
 
 
 @pytest.mark.parametrize(
     ("output", "labels", "metric"),
-    [
-        ("n,5,16,16", (3, 16, 16), "miou"),
-        ("n,tokens,5", (3, 4), "top1"),
-        ("n,5,16,16", (3, 8, 8), ""),
-    ],
+    [("n,5,16,16", (3, 16, 16), "miou"), ("n,tokens,5", (3, 4), "top1"), ("n,5,16,16", (3, 8, 8), "")],
 )
 def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labels, metric):
     saved(tmp_path / "net.onnx", f"net (float[n,6] x) => (float[{output}] y) {{ y = plugins.Op(x) }}")
@@ -166,35 +165,6 @@ def test_the_proposed_metric_fits_labels_and_output(verb, tmp_path, output, labe
     assert verb("init", "net.onnx", *FAKE, "--data", "d.npz").code == 0
     proposed = re.findall("metric: ([a-z0-9]*)", (tmp_path / "net.qdq.yaml").read_text())
     assert proposed == ([metric] if metric else [])
-
-
-SAME_DATA = "note: calibration and evaluation are the same data"
-
-
-def test_one_data_set_for_calibration_and_evaluation_is_stated_in_file_and_terminal(verb, project, data):
-    np.savez(data / "0.npz", **samples(2))
-    (data / "unrelated.npz").unlink()
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 0
-    assert SAME_DATA in result.out
-    (line,) = (
-        one for one in (project / "digits_resnet.qdq.yaml").read_text().splitlines() if "evaluation:" in one
-    )
-    assert "the same data as calibration" in line
-
-
-@pytest.mark.parametrize("names", [("calibration", "evaluation"), ("train", "val")])
-def test_folders_named_after_their_use_are_separate_data(verb, project, data, names):
-    (data / "unrelated.npz").unlink()
-    for name in names:
-        (data / name).mkdir()
-        for number in range(6):
-            np.savez(data / name / f"{number}.npz", **samples(1))
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 0
-    assert SAME_DATA not in result.out
-    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
-    assert (case.inputs.calibration, case.inputs.evaluation) == (data / names[0], data / names[1])
 
 
 @pytest.mark.parametrize("name", ["a: b #.onnx", "true.onnx", "größe[1].qdq.onnx"])
@@ -210,14 +180,3 @@ def test_the_option_needed_for_a_model_outside_the_project_is_printed(verb, proj
     assert f"--qdq-allow-path={models}" in result.out
     settings = Settings(root=project, allow_path=(models,))
     assert load_cases(project / "squeezenet10.qdq.yaml", settings)[0].model == models / "squeezenet10.onnx"
-
-
-def test_named_arrays_that_do_not_fit_are_reported(verb, project, data):
-    """The file has one sample without the batch axis."""
-    np.savez(data / "test.npz", **samples(2))
-    (data / "calibration").mkdir()
-    np.savez(data / "calibration" / "0.npz", input=np.zeros((1, 16, 16), np.float32))
-    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
-    assert result.code == 0
-    assert f"1 file left out, as {Path('data', 'calibration', '0.npz')}: " in result.out
-    assert "unrelated" not in result.out

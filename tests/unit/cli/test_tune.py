@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -16,9 +15,9 @@ from stand_ins import simulate_times
 
 from qdqspec.app.cli.tune import GROUPS
 from qdqspec.app.session.result import Plan
-from qdqspec.errors import BackendError, DataError
+from qdqspec.errors import BackendError
 from qdqspec.spec.inline import AskedWithStrategy, inline_case
-from qdqspec.types import Progress
+from tests.plugin import fake_session
 
 PLAN = Plan(format="int8", units=0, regions=0)
 SPEC = """\
@@ -35,15 +34,10 @@ checks:
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     """Replaces the session by the fake one of the plugin tests; gives a list of the sessions and their settings."""
-    source = Path(__file__).parents[2] / "plugin" / "fake_session.py"
-    copy = tmp_path / "fake_session.py"
-    copy.write_text(source.read_text())
-    spec = importlib.util.spec_from_file_location("fake_session", copy)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.setattr(fake_session, "HERE", tmp_path)
     made = []
 
-    class Session(module.FakeSession):
+    class Session(fake_session.FakeSession):
         def __init__(self, settings):
             super().__init__()
             self.settings = settings
@@ -76,9 +70,7 @@ def calls(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("integer", "status"),
-    [(0.5, "tuned"), (8.0, "unchanged")],
-    ids=["integers faster", "integers slower"],
+    ("integer", "status"), [(0.5, "tuned"), (8.0, "unchanged")], ids=["integers faster", "integers slower"]
 )
 def test_a_model_is_tuned_into_the_output_folder(verb, models, tmp_path, monkeypatch, integer, status):
     simulate_times(monkeypatch, integer)
@@ -228,29 +220,13 @@ def test_progress_goes_to_standard_error(verb, fake, monkeypatch):
     assert fake[0].watch is None
 
 
-def test_an_error_of_the_session_is_one_message_and_closes_it(verb, fake, tmp_path, monkeypatch):
-    from qdqspec.app.session import Session
-
-    def broken(self, case, check):
-        self.watch(Progress(case="a", phase="pure", done=1, total=2))
-        raise DataError("'x' holds NaN", where="c.npz", cure="look at the data")
-
-    monkeypatch.setattr(Session, "judge", broken)
-    result = verb("tune", "a.qdq.yaml")
-    assert result.code == 2
-    assert result.err == "qdqspec: c.npz: 'x' holds NaN\n  look at the data\n"
-    assert calls(tmp_path) == ["close"]
-
-
 def test_other_cases_run_if_one_cannot_run_here(verb, fake, monkeypatch, tmp_path):
     from qdqspec.app.session import Session
     from qdqspec.backends.base import Availability
 
     missing = Availability(usable=False, why="no int8", install="buy one")
     monkeypatch.setattr(
-        Session,
-        "availability",
-        lambda self, case: missing if case.id == "b1" else Availability(usable=True),
+        Session, "availability", lambda self, case: missing if case.id == "b1" else Availability(usable=True)
     )
     result = verb("tune", "a.qdq.yaml", "--json", "--report", "out.csv")
     assert result.code == 2

@@ -8,10 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from graph_text import saved
 
@@ -89,29 +89,6 @@ def test_schema_is_written_to_standard_output_or_a_file(verb, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text()) == schema
 
 
-INTERRUPTED_IMPORT = """
-import importlib, sys
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Interrupting())
-sys.argv = ["qdqspec", "inspect", "net.onnx"]
-module, _, function = {entry!r}.partition(":")
-sys.exit(getattr(importlib.import_module(module), function)())
-"""
-
-
-@pytest.mark.parametrize("module", ["qdqspec.app.cli", "argparse"])
-def test_ctrl_c_during_imports_of_the_installed_command(module, tmp_path):
-    """The interrupt occurs at the import of ``module``, before the command is parsed."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    code = INTERRUPTED_IMPORT.format(module=module, entry=project["scripts"]["qdqspec"])
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (130, "")
-    assert len(ended.stderr.splitlines()) <= 1
-
-
 def test_verify_compares_the_results_of_a_case_with_its_limits(verb, tmp_path, models):
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "digits.onnx")
     shutil.copy(models.parent / "data" / "digits_calibration.npz", tmp_path / "data.npz")
@@ -157,11 +134,7 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("qdqspec bas", ["baseline"]),
-        ("qdqspec tune --strat", ["--strategy"]),
-    ],
+    ("line", "found"), [("qdqspec bas", ["baseline"]), ("qdqspec tune --strat", ["--strategy"])]
 )
 def test_completions_of_a_shell(tmp_path, line, found):
     pytest.importorskip("argcomplete")
@@ -183,3 +156,35 @@ def test_the_page_has_every_option_of_modelopt() -> None:
     page = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
     listed = set(re.findall(r"^\| `(--\w+)", page.read_text(encoding="utf-8"), flags=re.M))
     assert equivalents().keys() | {"--mode"} == listed
+
+
+# ---- reduce ---------------------------------------------------------------------------------------
+
+
+def test_a_failing_model_is_reduced(verb, models, tmp_path):
+    words = ("--backend", "fake", "--backend-option", "fake.raise=build")
+    found = verb("reduce", models / "digits_resnet.onnx", "-o", "fault", *words)
+    assert found.code == 0, found.err
+    assert "reduced to 1 in" in found.out
+    assert len(onnx.load(tmp_path / "fault" / "reduced.onnx").graph.node) == 1
+    assert "fake.raise" in (tmp_path / "fault" / "reproduce.py").read_text()
+    found = verb("reduce", models / "digits_resnet.onnx", "-o", "fault", *words, "--json")
+    assert found.json["nodes"] == 1
+    assert found.json["complete"] is True
+
+
+def test_a_model_without_failure_is_an_error(verb, models):
+    found = verb("reduce", models / "digits_resnet.onnx", "-o", "fault", "--backend", "fake")
+    assert found.code == 2
+    assert "there is nothing to reduce" in found.err
+
+
+def test_the_first_failed_candidate_of_a_search_is_reduced(verb, models, tmp_path):
+    words = "--backend fake --backend-option fake.fail_rate=0.5 --trials 6 --min-sqnr-db none"
+    found = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--reduce-failures", *words.split())
+    assert found.code == 0, found.err
+    assert "the simulated device refuses this placement" in found.err
+    (folder,) = (tmp_path / "out" / "faults").iterdir()
+    assert folder.name.split("-")[0].isdecimal()
+    assert (folder / "reproduce.py").is_file()
+    assert len(onnx.load(folder / "reduced.onnx").graph.node) < 20

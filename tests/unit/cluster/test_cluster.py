@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from cluster_processes import LIMITS, PATIENCE, Processes, wait_for
-from json_audit import audit
 
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.address import Address
@@ -103,18 +102,11 @@ def test_a_case_has_the_same_results_on_a_cluster_as_locally(settings, case, tmp
         assert session.search(case).provenance.source == "cached"
 
 
-def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
-    from qdqspec.app.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    assert main(["cluster", "list", processes.address, "--json"]) == 0
-    written = capsys.readouterr()
-    audit(json.loads(written.out), written.err)
-    workers = json.loads(written.out)["workers"]
+def test_the_workers_are_listed(processes, verb):
+    workers = verb("cluster", "list", processes.address, "--json").json["workers"]
     assert [[device["key"] for device in worker["devices"]] for worker in workers] == [["fake"], ["fake"]]
     assert all(worker["free_bytes"] > 0 and worker["version"] for worker in workers)
-    assert main(["cluster", "list", processes.address]) == 0
-    assert capsys.readouterr().out.count("  fake: fake\n") == 2
+    assert verb("cluster", "list", processes.address).out.count("  fake: fake\n") == 2
 
 
 def test_a_worker_needs_a_scheduler(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from qdqspec._core import hooks, registry
 from qdqspec._core.config import Settings, claim_folder, find_folder, find_root, list_settings, load_settings
@@ -247,9 +246,7 @@ def test_results_are_found_after_the_project_was_moved(case, tmp_path: Path) -> 
 
 
 @given(note=st.binary(max_size=40) | st.sampled_from([b"[]", b'{"spec": 3}', b"{}", b"[" * 9999]))
-def test_a_damaged_note_of_a_folder_is_replaced(
-    note: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_note_of_a_folder_is_replaced(note, tmp_path_factory) -> None:
     root = tmp_path_factory.mktemp("root")
     (root / "a").mkdir()
     (root / "a" / "net.qdq.yaml").touch()
@@ -309,12 +306,9 @@ def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
     assert params_of("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
     assert params_of("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
     assert "qdq_mine-1" in hooks.all_names("lint_targets")
-
-
-def test_names_that_no_installed_backend_declares_are_not_valid():
-    for kind, keys in (("lint", {"target": "qdq_mine-1.2"}), ("survival", {"through": ["qdq_mine-fast"]})):
-        with pytest.raises(ValidationError, match=r"unknown (lint target|optimizer) 'qdq_mine-"):
-            params_of(kind, **keys)
+    # A backend that cannot be imported declares nothing, and is reported when the case runs.
+    assert hooks.declaration_of("qdq_broken") == hooks.Declaration()
+    assert kinds._backend("qdq_broken-any") == "qdq_broken-any"
 
 
 def test_an_optimizer_and_a_placement_rule_of_an_installed_backend_run(install: None, tmp_path: Path):
@@ -325,8 +319,3 @@ def test_an_optimizer_and_a_placement_rule_of_an_installed_backend_run(install: 
     with pytest.raises(ConfigError, match=r"hook 'qdq_mine_backend:nothing' .* cannot be imported") as caught:
         apply_rules(model, units, {"none": "qdq_mine_backend:nothing"})  # type: ignore[arg-type]
     assert "no attribute 'nothing'" in str(caught.value)
-
-
-def test_a_backend_that_cannot_be_imported_declares_nothing(install: None):
-    assert hooks.declaration_of("qdq_broken") == hooks.Declaration()
-    assert kinds._backend("qdq_broken-any") == "qdq_broken-any"  # reported when the case runs

@@ -50,9 +50,7 @@ def test_text_and_bytes_replace_the_file_with_the_permissions_of_any_new_file(tm
     assert names(tmp_path) == ["a", "n" * 255, "usual"]
 
 
-def test_a_new_file_never_replaces_one_and_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_never_replaces_one_and_is_complete(tmp_path, monkeypatch) -> None:
     create_file(tmp_path / "a", "one")
     with pytest.raises(FileExistsError):
         create_file(tmp_path / "a", "two")
@@ -68,9 +66,7 @@ def test_a_new_file_never_replaces_one_and_is_complete(
 
 
 @pytest.mark.parametrize(("number", "call"), [(errno.ENOSPC, "fsync"), (errno.EROFS, "rename")])
-def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
-) -> None:
+def test_a_failed_write_keeps_the_old_file_and_states_the_cure(tmp_path, monkeypatch, number, call) -> None:
     write_whole(tmp_path / "a", "old")
 
     def refuse(*_: object) -> None:
@@ -88,9 +84,7 @@ def test_a_failed_write_keeps_the_old_file_and_states_the_cure(
 
 
 @pytest.mark.parametrize("hours", [-24, 24])
-def test_a_changed_clock_removes_no_file_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_a_changed_clock_removes_no_file_in_use(tmp_path, monkeypatch, hours) -> None:
     real = time.time
     elsewhere = tmp_path / ".qdqspec-00000000-1-x.part"  # of another machine
     elsewhere.mkdir()

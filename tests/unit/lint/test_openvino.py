@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -51,9 +50,7 @@ def with_constant(
     ],
     ids=range(9),
 )  # fmt: skip
-def test_a_quantized_constant_that_does_not_build_is_refused(
-    proto: onnx.ModelProto, refused: bool, tmp_path: Path
-) -> None:
+def test_a_quantized_constant_that_does_not_build_is_refused(proto, refused, tmp_path) -> None:
     assert ("OVC001" in ids(proto)) == refused
     with pytest.raises(BackendError, match="out of range") if refused else nullcontext():
         layers_of(OpenVino(), proto, tmp_path)
@@ -110,9 +107,7 @@ def between(op: str, **attributes: object) -> onnx.ModelProto:
     ],
     ids=range(9),
 )
-def test_an_operator_of_a_slow_finding_runs_in_float(
-    name: str, op: str, bad: onnx.ModelProto, good: onnx.ModelProto | None, tmp_path: Path
-) -> None:
+def test_an_operator_of_a_slow_finding_runs_in_float(name, op, bad, good, tmp_path) -> None:
     for proto, found in ((bad, True), (good, False)):
         if proto is not None:
             assert (name in ids(proto)) == found

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_text import parsed
 from random_models import onnx_models
 
 from qdqspec.app.reduce import reduce_model, smallest, with_shapes
@@ -42,20 +43,13 @@ class Picky(FakeDevice):
         raise BackendError(f"{len(loaded.nodes)} nodes: another problem")
 
 
-def edges(model: Model) -> list[tuple[str, str]]:
-    return [
-        (model.producer[tensor].op_type, node.op_type)
-        for node in model.nodes
-        for tensor in node.inputs
-        if tensor in model.producer and tensor not in model.constants
-    ]
-
-
 @settings(max_examples=60)
 @given(onnx_models(max_nodes=12), st.data())
 def test_the_reduced_model_fails_in_the_same_way_and_is_no_larger(tmp_path_factory, proto, data):
     model = Model(proto)
-    found = sorted(set(edges(model)))
+    reads = ((tensor, node) for node in model.nodes for tensor in node.inputs)
+    made = ((t, node) for t, node in reads if t in model.producer and t not in model.constants)
+    found = sorted({(model.producer[tensor].op_type, node.op_type) for tensor, node in made})
     if not found:
         return
     backend, folder = Picky(*data.draw(st.sampled_from(found))), tmp_path_factory.mktemp("fault")
@@ -94,36 +88,19 @@ def test_a_crash_is_reduced_in_child_processes(models, tmp_path):
 
 
 # A MatMul with per-channel weights of three dimensions builds on ONNX Runtime, and fails when run (lint: ORT002).
-REFUSED = """<ir_version: 8, opset_import: ["": 17]>
-g (float[2,4,16] x) => (float[2,4,16] y) {
-    b = Add(x, secret)
-    c = Relu(b)
-    q = QuantizeLinear(c, s, z)
-    a = DequantizeLinear(q, s, z)
+REFUSED = """g (float[2,4,16] x) => (float[2,4,16] y) <float s = {0.05}, uint8 z = {128}> {
+    b = Add(x, secret)  c = Relu(b)
+    q = QuantizeLinear(c, s, z)  a = DequantizeLinear(q, s, z)
     v = DequantizeLinear<axis = 2>(w, ws, wz)
-    m = MatMul(a, v)
-    t = Tanh(m)
-    y = Add(t, secret)
+    m = MatMul(a, v)  t = Tanh(m)  y = Add(t, secret)
 }"""
-
-
-def refused() -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(REFUSED)
-    random = np.random.default_rng(3)
-    values = {
-        "s": np.array(0.05, np.float32), "z": np.array(128, np.uint8), "wz": np.zeros(16, np.int8),
-        "ws": np.full(16, 0.25, np.float32),
-        "w": random.integers(-64, 65, (2, 16, 16)).astype(np.int8), "secret": np.full(16, 4.25, np.float32),
-    }  # fmt: skip
-    proto.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name) for name, value in values.items()
-    )
-    return proto
 
 
 def test_a_fault_of_onnxruntime_is_reduced_to_its_nodes_with_random_weights(tmp_path):
     """The program reproduces it with the runtime alone."""
-    given = Model(refused())
+    weights = np.random.default_rng(3).integers(-64, 65, (2, 16, 16)).astype(np.int8)
+    scales = {"ws": np.full(16, 0.25, np.float32), "wz": np.zeros(16, np.int8)}
+    given = parsed(REFUSED, w=weights, secret=np.full(16, 4.25, np.float32), **scales)
     with Isolated("onnxruntime") as backend:
         reduced = reduce_model(given, backend, BuildOptions(), tmp_path, seconds=MANY)
     small = load_model(reduced.model)
@@ -141,8 +118,7 @@ def test_a_fault_of_onnxruntime_is_reduced_to_its_nodes_with_random_weights(tmp_
 
 
 # The fault is in one branch, between weights and other nodes.
-BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
-g (float[2,4] x, bool k) => (float[2,4] y) <float[4] bias = {1, 2, 3, 4}> {
+BRANCHES = """g (float[2,4] x, bool k) => (float[2,4] y) <float[4] bias = {1, 2, 3, 4}> {
     s = Sigmoid(x)
     v = If (k) <
         then_branch = t () => (float[2,4] d) <float[4] w = {7, 8, 9, 10}> {
@@ -159,9 +135,7 @@ g (float[2,4] x, bool k) => (float[2,4] y) <float[4] bias = {1, 2, 3, 4}> {
 
 def test_a_fault_in_a_branch_is_reduced_to_the_node_with_its_branches_and_random_weights(tmp_path):
     backend = Picky("Add", "Relu")
-    reduced = reduce_model(
-        Model(onnx.parser.parse_model(BRANCHES)), backend, BuildOptions(), tmp_path, seconds=MANY
-    )
+    reduced = reduce_model(parsed(BRANCHES), backend, BuildOptions(), tmp_path, seconds=MANY)
     small = load_model(reduced.model)
     assert [node.op_type for node in small.proto.graph.node] == ["If"]
     assert (reduced.nodes, reduced.nodes_before) == (6, 8)
@@ -171,9 +145,7 @@ def test_a_fault_in_a_branch_is_reduced_to_the_node_with_its_branches_and_random
 
 
 def test_dynamic_dimensions_have_the_given_shapes(tmp_path):
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { t = Relu(x) y = Tanh(t) }'
-    )
-    model = with_shapes(Model(proto), {"x": [3, 4]})
+    text = "g (float[n,4] x) => (float[n,4] y) { t = Relu(x) y = Tanh(t) }"
+    model = with_shapes(parsed(text), {"x": [3, 4]})
     reduced = reduce_model(model, Picky("Relu", "Tanh"), BuildOptions(), tmp_path, seconds=MANY)
     assert load_model(reduced.model).shape("x") == (3, 4)

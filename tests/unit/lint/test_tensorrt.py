@@ -138,9 +138,7 @@ BLOCKS = parse("float[2,64] x", "y", COMES + "y = Neg(a)")
         pytest.param(parse(IMAGE, "y", CONV + "y = Neg(c)"), "TRT067", [], [(7, 5)], id="convolution"),
     ],
 )
-def test_findings_depend_on_the_compute_capability(
-    model: Model, name: str, broken: list[tuple[int, int]], kept: list[tuple[int, int]]
-) -> None:
+def test_findings_depend_on_the_compute_capability(model, name, broken, kept) -> None:
     for capability in (*broken, *kept):
         assert (name in ids(model, compute_capability=capability)) == (capability in broken), capability
 
@@ -154,9 +152,7 @@ def test_every_rule_has_a_model() -> None:
 @pytest.mark.parametrize(
     ("inputs", "name", "broken"), [("float[4,128] x", "TRT064", False), ("float[2,4,128] x", "TRT064", True)]
 )
-def test_int8_data_of_two_dimensions_may_be_multiplied_by_four_bits(
-    inputs: str, name: str, broken: bool
-) -> None:
+def test_int8_data_of_two_dimensions_may_be_multiplied_by_four_bits(inputs, name, broken) -> None:
     text = QX + "p = Identity(a) " + BY_FOUR
     assert (name in ids(parse(inputs, "y", text, **four(128, 64)))) == broken
     assert name in ids(parse(inputs, "y", text, **four(128, 64), **FP8))
@@ -179,9 +175,7 @@ def test_activations_that_cannot_be_in_blocks_are_reported_with_the_reason(shape
 @pytest.mark.parametrize(
     ("numbers", "first"), [({}, (7, 5)), (FP8, (8, 9)), ({"z": np.zeros((), ml_dtypes.int4)}, (8, 0))]
 )
-def test_a_format_is_refused_below_its_compute_capability(
-    numbers: dict[str, np.ndarray], first: tuple[int, int]
-) -> None:
+def test_a_format_is_refused_below_its_compute_capability(numbers, first) -> None:
     model = parse(ROWS, "y", QX + "y = Neg(a)", **numbers)
     assert "TRT020" not in ids(model, RTX, compute_capability=first) | ids(model, RTX)
     below = (first[0], first[1] - 1) if first[1] else (first[0] - 1, 5)

@@ -42,8 +42,15 @@ def in_frames(page: str, folder) -> dict[int, tuple[int, int, int]]:
     )
     file = folder / "frames.html"
     file.write_text(f"<!doctype html><meta charset=utf-8>{frames}{SCRIPT}", encoding="utf-8")
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+    ]
     shown = subprocess.run(
-        [*command(folder), "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
+        [*command, "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
         capture_output=True,
         check=True,
         encoding="utf-8",
@@ -53,11 +60,6 @@ def in_frames(page: str, folder) -> dict[int, tuple[int, int, int]]:
     assert found, shown[-2000:]
     numbers = map(int, found[1].split())
     return {width: (next(numbers) - width, next(numbers), next(numbers)) for width in WIDTHS}
-
-
-def command(folder) -> list[str]:
-    profile = f"--user-data-dir={folder / 'profile'}"
-    return [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", profile]
 
 
 def advising_run() -> RunRecord:

@@ -10,8 +10,7 @@ import pytest
 
 from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_text, conclusions, runtimes_text
-from qdqspec.app.report.record import json_text, record_from_json, record_to_json
-from qdqspec.app.report.write import format_named, write_results
+from qdqspec.app.report.write import write_results
 from qdqspec.errors import StateError
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
 from qdqspec.types import CaseRecord, DeviceKey, Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
@@ -156,10 +155,6 @@ FOUND = RuntimeComparison(
 )
 
 
-def run_with(found: RuntimeComparison) -> RunRecord:
-    return replace(sample_run(), runtimes=(found,))
-
-
 def test_the_text_of_a_comparison_of_runtimes(golden):
     failed = runtime_model("other", "float", None, failure="it crashed")
     slow = runtime_model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
@@ -183,21 +178,6 @@ def test_models_as_fast_as_the_winner_and_faster_float_models_are_reported():
     faster = "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu"
     assert faster in lines(TUNED[0], slower, TUNED[0])
     assert "is faster than" not in lines(TUNED[0], close, TUNED[0])
-
-
-def test_a_round_trip_through_json_keeps_the_comparison():
-    data = record_to_json(run_with(FOUND))
-    assert record_from_json(json.loads(json_text(data))).runtimes == (FOUND,)
-
-
-def test_the_pages_show_table_and_winner():
-    for name in ("markdown", "html"):
-        page = format_named(name).render(run_with(FOUND))
-        assert "Runtimes of net" in page
-        assert "fastest that meets the accuracy limits: the model tuned for openvino-cpu" in page.replace(
-            "\\", ""
-        )
-        assert "Runtimes of" not in format_named(name).render(sample_run())
 
 
 def test_tune_json_names_the_winner_and_its_file(tmp_path, golden):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -14,42 +14,10 @@ from qdqspec.app.report.charts import ticks
 from qdqspec.app.report.formats import fit_page, html, markdown
 from qdqspec.app.report.tables import summary_table
 from qdqspec.app.report.terminal import color_words, wants_color
-from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
-from qdqspec.types import CaseRecord, Interval, Provenance, RatioTest, RunRecord
+from qdqspec.testing.records import empty_run, faster_case, hostile_run, sample_pairs, sample_run
+from qdqspec.types import CaseRecord, Interval, RatioTest, RunRecord
 
 PAGES = (markdown, html)
-
-
-class Outline(HTMLParser):
-    """Checks that elements are closed in order, and collects tags and attributes that load or run code."""
-
-    VOID = frozenset({"meta", "wbr"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs) -> None:
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def outline(record: RunRecord) -> Outline:
-    page = Outline()
-    page.feed(html.report_format.render(record))
-    page.close()
-    assert page.open == []
-    return page
 
 
 def big_run(cases: int, pairs: int) -> RunRecord:
@@ -101,56 +69,19 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     assert f"{result.id} inconclusive: no baseline" in text
 
 
-def test_the_summary_table_notes_results_of_the_cache() -> None:
-    def noted(case: CaseRecord, *more: CaseRecord) -> str:
-        return summary_table(replace(sample_run(), cases=(case, *more)))
-
-    case = cached_case()
-    timed = replace(case.evidence.latency, provenance=Provenance())
-    again = replace(case, evidence=replace(case.evidence, latency=timed))
-    note = "the placement is from the cache; its times were measured in this run"
-    assert f"{note}: digits::default (2 h old)\n" in noted(again)
-    assert [line.count("(2 h old)") for line in noted(again, again).splitlines() if note in line] == [2]
-    untimed = replace(case, evidence=replace(case.evidence, latency=None))
-    none = "the placement is from the cache; no times were measured: digits::default (2 h old)\n"
-    assert none in noted(untimed)
-    assert "the placement and its times are from the cache: digits::default (2 h old)\n" in noted(case)
-
-
 # ---- HTML ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", [sample_run, empty_run, hostile_run])
 def test_a_page_is_well_formed_and_loads_and_runs_nothing(run) -> None:
-    page = outline(run())
-    assert not page.tags & {"script", "link", "img", "iframe", "object", "use", "image"}
-    assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "style")}
-    assert "url(" not in html.report_format.render(run())
-
-
-def test_failures_that_only_warn_are_counted_separately() -> None:
-    run = sample_run()
-    case = run.cases[0]
-    (failed,) = (each for each in case.results if each.verdict.outcome == "fail" and each.severity == "error")
-    soft = replace(failed, id="soft", severity="warn")
-    text = html.report_format.render(replace(run, cases=(replace(case, results=(failed, soft)),)))
-    assert "1 case, 0 of 2 checks passed, 1 failed, 1 warning." in text
-    assert "<h2>1 failed check</h2>" in text
-
-
-# ---- Markdown and CSV ---------------------------------------------------------------------------
-
-
-def test_all_rows_of_a_table_have_the_same_number_of_cells_for_any_names() -> None:
-    lines = markdown.report_format.render(hostile_run()).splitlines()
-    tables = [line for line in lines if line.startswith("|")]
-    width = 0
-    for above, line in zip(["", *lines], lines, strict=False):
-        if line.startswith("|"):
-            cells = len(re.findall(r"(?<!\\)\|", line))
-            width = width if above.startswith("|") else cells
-            assert cells == width, line
-    assert len(tables) > 10
+    page = html.report_format.render(run())
+    xml = re.sub(r"(<(?:meta|wbr)[^>/]*)>", r"\1/>", page.removeprefix("<!DOCTYPE html>"))
+    elements = [*ET.fromstring(re.sub(r"&(?!amp|lt|gt|quot|#)\w+;", "", xml)).iter()]
+    tags = {element.tag.rpartition("}")[2] for element in elements}
+    assert not tags & {"script", "link", "img", "iframe", "object", "use", "image"}
+    names = {name for element in elements for name in element.attrib}
+    assert not {name for name in names if name.startswith("on") or name in ("src", "style")}
+    assert "url(" not in page
 
 
 def test_names_are_escaped_in_markdown() -> None:

@@ -1,3 +1,5 @@
+"""Run records in JSON, and the files that are written of them."""
+
 from __future__ import annotations
 
 import json
@@ -16,34 +18,28 @@ from qdqspec.app.report.record import (
     record_from_json,
     record_to_json,
 )
-from qdqspec.errors import StateError
-from qdqspec.testing.records import (
-    alone_case,
-    bare_run,
-    faster_case,
-    hostile_run,
-    sample_run,
-)
+from qdqspec.app.report.write import annotation_lines, write_reports
+from qdqspec.errors import ConfigError, OutputError, StateError
+from qdqspec.testing.records import alone_case, bare_run, faster_case, hostile_run, sample_run
 from qdqspec.types import RuntimeComparison, RuntimeModel
 
 SAMPLE = record_to_json(sample_run())
 
 
+LOST = RuntimeModel(case="a", backend="b", target="t", model="tuned", failure="it ended")
+RUNTIMES = RuntimeComparison(name="n", clock="cpu", builds=1, models=(LOST,), reference="r", winner="w")
+
+
 @pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
 def test_a_record_read_from_json_is_written_as_the_same_json(run) -> None:
-    data = record_to_json(run())
+    data = record_to_json(replace(run(), runtimes=(RUNTIMES,)))
     after = record_from_json(json.loads(json_text(data)))
+    assert after.runtimes == (RUNTIMES,)
     assert record_to_json(after) == data
     for old, new in zip(run().cases, after.cases, strict=True):
         assert new.results == old.results
         for part in ("latency", "parity", "accuracy", "pairs", "node_ops", "regression"):
             assert getattr(new.evidence, part) == getattr(old.evidence, part)
-
-
-def test_the_proved_bound_is_in_a_record() -> None:
-    found = case_to_json(faster_case())["speedup"]
-    assert found["interval"] == found["ci95"]
-    assert found["ci95"][0] < found["at_least"] < found["median"]
 
 
 def test_equal_outputs_are_written_as_strict_json() -> None:
@@ -73,11 +69,9 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
         search=replace(found.search, trials=(failed,), reason=f"see {home}/out/logs"),
         warnings=(f"no data in {home}",),
     )
-    lost = RuntimeModel(
-        case=evidence.case.name, backend="b", target="t", model="tuned", failure=f"{home}/m.onnx: broken"
-    )
-    runtimes = RuntimeComparison(name="n", clock="cpu", builds=1, models=(lost,), reference="r", winner="w")
-    run = replace(sample_run(), cases=(replace(case, evidence=evidence),), runtimes=(runtimes,))
+    lost = replace(LOST, case=evidence.case.name, failure=f"{home}/m.onnx: broken")
+    runtimes = (replace(RUNTIMES, models=(lost,)),)
+    run = replace(sample_run(), cases=(replace(case, evidence=evidence),), runtimes=runtimes)
     text = json_text(record_to_json(run))
     assert "m.onnx: broken" in text
     assert str(tmp_path) not in text
@@ -129,3 +123,55 @@ def test_damaged_data_is_read_as_a_record_or_raises_one_error(path: tuple, value
 def test_unknown_keys_of_later_versions_are_ignored() -> None:
     later = {**SAMPLE, "weather": "fine"}
     assert record_to_json(record_from_json(later)) == SAMPLE
+
+
+def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
+    paths = [tmp_path / "deep" / name for name in ("a.md", "a.HTML", "a.csv", "a.json")]
+    write_reports(sample_run(), paths)
+    starts = [path.read_text(encoding="utf-8")[:9] for path in paths]
+    assert starts == ["# Quantiz", "<!DOCTYPE", "spec,case", '{\n  "case']
+    assert sorted((tmp_path / "deep").iterdir()) == sorted(paths)
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.docx", "suffix '.docx'"), ("report", "no suffix")])
+def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        write_reports(sample_run(), [tmp_path / "a.md", tmp_path / name])
+    assert caught.value.cure == "known: .csv, .html, .json, .md, and the word github"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_the_name_of_a_report_is_an_error_and_no_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.md").mkdir()
+    with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
+        write_reports(sample_run(), [tmp_path / "a.md"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
+
+
+# ---- --qdq-report=github ------------------------------------------------------------------------
+
+
+def test_failed_checks_are_annotations_at_their_lines_of_the_repository(monkeypatch):
+    run = sample_run()
+    failed = [r for case in run.cases for r in case.results if r.verdict.outcome == "fail"]
+    project = next(
+        case.evidence.case.spec for case in run.cases if case.evidence.case.spec is not None
+    ).parent
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
+    lines = annotation_lines(run, project)
+    assert len(lines) == len(failed) > 0
+    assert all(line.startswith(("::error ", "::warning ")) and "title=" in line for line in lines)
+    assert f"file={project.name}/" in lines[0]
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
+    assert f"file={project.name}/" not in annotation_lines(run, project)[0]
+    assert len(annotation_lines(replace(run, cases=run.cases * 30), project)) == 10
+
+
+def test_text_of_annotations_is_escaped():
+    case = faster_case()
+    failed = next(r for r in case.results if r.verdict.outcome == "fail")
+    bad = replace(failed, id="a,b:c", verdict=replace(failed.verdict, headline="100 %\n::stop-commands::x"))
+    (line,) = annotation_lines(replace(sample_run(), cases=(replace(case, results=(bad,)),)), Path("/"))
+    assert "\n" not in line
+    assert "a%2Cb%3Ac" in line
+    assert "100 %25" in line

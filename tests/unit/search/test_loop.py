@@ -252,7 +252,7 @@ class Device(Contest):
         return Built(trial)
 
     def recall(self, trial: Trial) -> None:
-        self._oracle._number += 1
+        self._oracle.asked.append(Proposal(placement=trial.placement, phase=trial.phase))
         self.limits.learn(trial)
         if trial.incumbent:
             self.best, self._oracle._best = trial.ratio, self._oracle.cost(trial.placement)

@@ -20,12 +20,7 @@ from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.fields import Activations, Format, is_id
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.models import MatrixSection, combinations, spec_schema
-from qdqspec.spec.sections import (
-    PatternsSection,
-    QuantizeSection,
-    RegionsSection,
-    TuneSection,
-)
+from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import Inputs, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 
 SPEEDUP = {"kind": "speedup", "min": 1.2}
@@ -110,9 +105,7 @@ def test_several_formats_are_one_case_and_each_matrix_value_is_one() -> None:
         ({}, {"default": None}),
     ],
 )  # fmt: skip
-def test_the_backend_of_a_case_is_that_of_the_spec_or_of_the_matrix(
-    keys: dict[str, object], backends: dict[str, str | None]
-) -> None:
+def test_the_backend_of_a_case_is_that_of_the_spec_or_of_the_matrix(keys, backends) -> None:
     cases = Spec(model="m.onnx", checks=[SPEEDUP], **keys).cases()  # type: ignore[arg-type]
     assert {case.id: case.backend for case in cases} == backends
 
@@ -158,9 +151,7 @@ CHOICE = st.fixed_dictionaries({}, optional={"quant": QUANT, "batch": BATCH}).fi
     st.lists(CHOICE, max_size=3),
     st.lists(CHOICE, max_size=3),
 )
-def test_original_combinations_are_kept_and_excluded_ones_are_not_added(
-    axes: dict, exclude: list, include: list
-) -> None:
+def test_original_combinations_are_kept_and_excluded_ones_are_not_added(axes, exclude, include) -> None:
     choices = combinations(axes, exclude, include)
     originals = [{"quant": q, "batch": b} for q in axes["quant"] for b in axes["batch"]]
     kept = [o for o in originals if not any(e.items() <= o.items() for e in exclude)]
@@ -210,9 +201,7 @@ def test_the_packaged_schema_is_the_generated_one() -> None:
 
 
 @pytest.mark.parametrize("name", GOOD | BAD)
-def test_schema_and_loader_accept_and_reject_the_same(
-    name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path
-) -> None:
+def test_schema_and_loader_accept_and_reject_the_same(name, schema, tmp_path) -> None:
     path, text = tmp_path / "a.qdq.yaml", (GOOD | BAD)[name]
     path.write_text(text)
     with nullcontext() if name in GOOD else pytest.raises(SpecError):

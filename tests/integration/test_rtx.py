@@ -1,8 +1,14 @@
-"""Placements of all formats on nine models build with the compiler of TensorRT for RTX."""
+"""The compiler of TensorRT for RTX, where it is installed: lint against it, and placements that it builds.
+
+``tests/data/tensorrt/rtx-differences.json`` lists the reviewed differences of lint on the models of the corpus, with a
+reason each; the page ``docs/reference/lint-and-compiler.md`` shows them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 
@@ -10,6 +16,8 @@ import numpy as np
 import onnx
 import pytest
 from architectures import architectures
+from installed import require_rtx
+from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
@@ -20,7 +28,7 @@ from qdqspec.backends.tensorrt_rtx.compiler import compute_capability
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model
-from qdqspec.graph.model import load_model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import Inserter
 from qdqspec.qdq.lint import lint_model
@@ -29,7 +37,81 @@ from qdqspec.types import Case, Inputs, InputShape, Label, QuantizeRules, ShapeP
 
 pytestmark = pytest.mark.integration
 
+TARGET = "tensorrt-rtx-1"
 CAPABILITIES = ("SM86", "SM89", "SM120")
+REVIEWED = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx-differences.json"
+DIFFERENCES = json.loads(REVIEWED.read_text(encoding="utf-8"))["differences"]
+
+
+def models() -> Iterator[tuple[str, Model]]:
+    """The models of the corpus by name."""
+    for prefix, cases in (("", CASES), ("RTX-", RTX_CASES)):
+        for rule, pair in cases.items():
+            for kind, (inputs, nodes, constants) in zip(("bad", "good"), pair, strict=True):
+                yield f"{prefix}{rule}-{kind}", parse(inputs, "y", nodes, NEWER.get(rule, 21), **constants)
+    for op, (_, (inputs, nodes, constants)) in IMPORTED.items():
+        yield f"microsoft-{op}", parse(inputs, "y", nodes, **constants)
+    for number, (rule, broken, (inputs, nodes, constants)) in enumerate(NEAR_MISSES):
+        opset = 20 if "Gelu" in nodes else 21
+        yield (
+            f"near{number}-{rule}-{'bad' if broken else 'good'}",
+            parse(inputs, "y", nodes, opset, **constants),
+        )
+
+
+MODELS = dict(models())
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Isolated]:
+    require_rtx()
+    with closing(Isolated("tensorrt-rtx")) as backend:
+        yield backend
+
+
+def options_for(capabilities: tuple[str, ...], profiles: tuple[ShapeProfile, ...] = ()) -> BuildOptions:
+    return BuildOptions(extra={"tensorrt-rtx.for": ",".join(capabilities)}, profiles=profiles)
+
+
+def is_built(compiler: Isolated, path: Path, *capabilities: str) -> bool:
+    try:
+        compiler.build(path, options_for(capabilities)).close()
+    except BackendError:
+        return False
+    return True
+
+
+def refusing(compiler: Isolated, path: Path) -> set[str]:
+    """The compute capabilities for which the compiler refuses a model."""
+    if is_built(compiler, path, *CAPABILITIES):
+        return set()
+    return {name for name in CAPABILITIES if not is_built(compiler, path, name)}
+
+
+def linted(model: Model) -> set[str]:
+    """The compute capabilities for which lint reports a refusal."""
+    return {
+        name
+        for name in CAPABILITIES
+        for finding in lint_model(model, TARGET, compute_capability=compute_capability(name))
+        if finding.severity == "refused"
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lint_and_the_compiler_differ_only_where_that_was_reviewed(name, compiler, tmp_path) -> None:
+    onnx.save(MODELS[name].proto, tmp_path / "model.onnx")
+    by_compiler, by_lint = refusing(compiler, tmp_path / "model.onnx"), linted(MODELS[name])
+    found = {"lint": sorted(by_lint - by_compiler), "compiler": sorted(by_compiler - by_lint)}
+    reviewed = DIFFERENCES.get(name, {})
+    assert found == {side: sorted(reviewed.get(side, [])) for side in found}
+
+
+def test_each_reviewed_difference_is_that_of_a_model() -> None:
+    assert set(DIFFERENCES) <= set(MODELS)
+    assert all(entry["reason"] for entry in DIFFERENCES.values())
+
+
 FAMILIES = dict(architectures())
 REAL = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
 MIXES = tuple(combinations(FORMATS, 2))
@@ -50,10 +132,6 @@ def having(*formats: str) -> tuple[str, ...]:
     )
 
 
-def options_for(capabilities: tuple[str, ...], profiles: tuple[ShapeProfile, ...]) -> BuildOptions:
-    return BuildOptions(extra={"tensorrt-rtx.for": ",".join(capabilities)}, profiles=profiles)
-
-
 def profiles_of(path: Path) -> tuple[ShapeProfile, ...]:
     """A shape for the batch of the model whose batch is dynamic."""
     if path.stem != "digits_resnet":
@@ -71,9 +149,7 @@ def labellings(space: SchemeSpace, formats: tuple[str, ...]) -> Iterator[dict[st
 
 
 @pytest.mark.parametrize("formats", [(fmt,) for fmt in FORMATS] + list(MIXES), ids="-".join)
-def test_placements_build_for_each_gpu_that_has_the_formats(
-    path: Path, formats: tuple[str, ...], compiler: Isolated, tmp_path: Path
-) -> None:
+def test_placements_build_for_each_gpu_that_has_the_formats(path, formats, compiler, tmp_path) -> None:
     capabilities, profiles = having(*formats), profiles_of(path)
     options = options_for(capabilities, profiles)
     rules = QuantizeRules(format="+".join(formats), corrections="none")

@@ -1,36 +1,43 @@
-"""Baseline files: their content, how they are written, merged and removed, and how damaged ones are reported."""
+"""Baseline files: content, updates and damage; and which differences make an entry incomparable."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from baseline_entries import entry_of
 
 from qdqspec.checks.baselines import (
     Baseline,
-    Entry,
-    RoleTimes,
+    Conditions,
     baseline_file,
+    differences,
     figures_elsewhere,
     history_of,
     read_baseline,
+    rules_of,
     update_baseline,
+    why_incomparable,
 )
 from qdqspec.errors import StateError
-from qdqspec.types import Case, DeviceKey, Interval
-
-TIMES = RoleTimes(wall_ms=((2.0, 2.1), (2.2, 2.0)), cpu_ms=((1.0, 1.1), (1.2, 1.0)))
-ENTRY = Entry(
-    ratio=Interval(median=0.5, low=0.49, high=0.51),
-    clock="cpu",
-    samples={"tuned": TIMES, "reference": TIMES},
-    model_sha256="ab" * 32,
-    rules={"quantize.format": "int8", "patterns.deny": ["Softmax"]},
-    scheme="0123",
-    environment={"onnxruntime": "1.31.1"},
-    recorded="2026-01-08T14:00:00+00:00",
+from qdqspec.types import (
+    Case,
+    DeviceKey,
+    Inputs,
+    InputShape,
+    Interval,
+    PatternRules,
+    QuantizeRules,
+    ShapeProfile,
+    TuneRules,
 )
+
+BUILDS = ((2.0, 2.1), (2.2, 2.0))
+ENTRY = entry_of(0.5, BUILDS, clock="cpu", model_sha256="ab" * 32)
 NAME = ("default", "regression")
 
 
@@ -45,7 +52,7 @@ def test_a_changed_entry_changes_few_lines_of_the_file(file: Path) -> None:
     """Keys are sorted, each build has one line, and the file ends with a line break."""
     text = file.read_text()
     expected = json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n"
-    for build in (*TIMES.wall_ms, *TIMES.cpu_ms):
+    for build in BUILDS:
         first, second = build
         expected = expected.replace(
             f"[\n        {first},\n        {second}\n       ]", f"[ {first}, {second} ]"
@@ -123,16 +130,6 @@ def test_an_entry_that_was_changed_or_copied_to_another_name_is_refused(file: Pa
     assert error.value.cure == "restore it from version control, or write it anew with --qdq-update=changed"
 
 
-def test_an_entry_without_a_checksum_is_read_and_gets_one_with_the_next_update(file: Path) -> None:
-    data = json.loads(file.read_text())
-    del data["cases"]["default"]["regression"]["sum"]
-    file.write_text(json.dumps(data))
-    known = read_baseline(file)
-    assert known.entry(NAME) == ENTRY
-    update_baseline(file, "device", {("b8", "regression"): ENTRY})
-    assert all("sum" in checks["regression"] for checks in json.loads(file.read_text())["cases"].values())
-
-
 @pytest.mark.parametrize(
     ("key", "name"),
     [
@@ -172,3 +169,89 @@ def test_history_of_a_check_and_its_figures_on_other_devices(file: Path) -> None
     assert (now.ratio.median, now.recorded, now.changed) == (0.4, "later", ("the model",))
     (far,) = figures_elsewhere(file, NAME)
     assert (far.device, far.ratio.median) == ("far", 0.5)
+
+
+CASE = Case(id="default", model=Path("/m.onnx"))
+NOW = Conditions(
+    clock="cpu",
+    model_sha256="a" * 64,
+    rules=rules_of(CASE),
+    scheme="0123",
+    environment={"onnxruntime": "1.31.1", "cpu": "Sample"},
+)
+KNOWN = entry_of(1, clock="cpu", rules=dict(NOW.rules), environment=dict(NOW.environment))
+
+
+def with_case(**fields: object) -> Conditions:
+    return replace(NOW, rules=rules_of(replace(CASE, **fields)))
+
+
+SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (replace(NOW, model_sha256="b" * 64), "model was aaaaaaaaaaaa, is bbbbbbbbbbbb"),
+        (replace(NOW, clock="wall"), "clock was cpu, is wall"),
+        (with_case(quantize=QuantizeRules(format="fp8")), "quantize.format was int8, is fp8"),
+        (with_case(patterns=PatternRules(deny=("Softmax",))), "patterns.deny was empty, is Softmax"),
+        (with_case(tune=TuneRules(min_sqnr_db=30.0)), "tune.min_sqnr_db was 20.0, is 30.0"),
+        (with_case(inputs=Inputs(batch=8)), "inputs.batch was unset, is 8"),
+        (with_case(inputs=Inputs(profiles=(ShapeProfile(shapes={"x": SHAPE}),))), "inputs.shapes was"),
+    ],
+)
+def test_other_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
+    assert words in why_incomparable(KNOWN, now)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        with_case(tune=TuneRules(trials=3), title="another title"),
+        replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"}),  # missing in an older entry
+    ],
+)
+def test_conditions_without_effect_on_the_ratio_are_no_difference(now: Conditions) -> None:
+    assert why_incomparable(KNOWN, now) == ""
+    assert differences(KNOWN, now) == ()
+
+
+def test_a_changed_environment_is_reported_but_not_refused() -> None:
+    environment = {"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
+    now = replace(NOW, scheme="4567", environment=environment)
+    assert why_incomparable(KNOWN, now) == ""
+    assert differences(KNOWN, now) == (
+        "placement: was 0123, is 4567",
+        "onnxruntime: was 1.31.1, is 1.31.2",
+        "python: was unknown, is 3.12",
+    )
+
+
+RENEWING = """
+import sys
+from pathlib import Path
+from qdqspec.checks.baselines import Entry, update_baseline
+entry = Entry.model_validate_json(sys.argv[4])
+sys.stdin.readline()  # all begin together
+for number in range(int(sys.argv[3])):
+    update_baseline(Path(sys.argv[1]), "a-cpu", {(f"{sys.argv[2]}-{number}", "regression"): entry})
+"""
+RUNS, ENTRIES = 4, 12
+
+
+def test_a_baseline_file_contains_the_entries_of_all_concurrent_runs(tmp_path: Path) -> None:
+    file = tmp_path / "__baselines__" / "net" / "a-cpu.json"
+    entry = entry_of().model_dump_json()
+    commands = [
+        [sys.executable, "-c", RENEWING, str(file), f"run{n}", str(ENTRIES), entry] for n in range(RUNS)
+    ]
+    runs = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for command in commands]
+    for run in runs:
+        run.stdin.write("\n")
+        run.stdin.close()
+    assert [run.wait(120) for run in runs] == [0] * RUNS
+    known = read_baseline(file)
+    assert known is not None
+    assert len(known.names()) == RUNS * ENTRIES
+    assert [path.name for path in file.parent.iterdir()] == ["a-cpu.json"], "no other file is left"

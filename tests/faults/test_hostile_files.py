@@ -1,9 +1,12 @@
-"""Models with false or extreme contents are one error that names the file, in bounded time and memory."""
+"""Models and data with false or extreme contents are one error that names the file, in bounded time and memory."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.accuracy.shapes import resolve_shapes
-from qdqspec.errors import ModelError
+from qdqspec.accuracy.data import open_data
+from qdqspec.accuracy.shapes import InputSpec, resolve_shapes
+from qdqspec.accuracy.sources import read_members
+from qdqspec.errors import DataError, ModelError
 from qdqspec.graph.model import load_model
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Inputs
@@ -87,9 +92,7 @@ def home(tmp_path: Path) -> Path:
         ({"location": "weights.bin", "offset": "1"}, "ends before its 432 bytes from 1 on"),
     ],
 )
-def test_external_data_outside_the_folder_or_of_another_length_is_an_error(
-    home: Path, entries: dict[str, str], reason: str
-) -> None:
+def test_external_data_outside_the_folder_or_of_another_length_is_an_error(home, entries, reason) -> None:
     assert reason in refused(with_external(home, **entries)).what
 
 
@@ -142,28 +145,11 @@ def first(**fields: object) -> Spoil:
     return spoil
 
 
-def nested(proto: onnx.ModelProto) -> bytes:
-    """The bytes of a model with three thousand nested graphs in attributes, which libraries do not write."""
-    inner = b""
-    for _ in range(3000):
-        for field in (6, 5, 1):
-            inner = bytes([field << 3 | 2]) + _varint(len(inner)) + inner
-    return proto.SerializeToString() + bytes([7 << 3 | 2]) + _varint(len(inner)) + inner
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out, value = out + bytes([value & 127 | 128]), value >> 7
-    return out + bytes([value])
-
-
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "a cycle where the checker does not look": (cycle_behind_an_output_without_shape, "topologically sorted"),
     "calls that double thirty times": (functions(30, 2), "its local functions expand to 536,8"),
     "calls in a long row": (functions(150, 1), "call each other more than 100 deep"),
     "a call of itself": (recursive, "its local functions call themselves"),
-    "graphs in graphs": (nested, "not a readable ONNX file"),
     "an unknown type": (first(data_type=99), "the unknown type 99"),
     "negative dimensions": (first(dims=[-4, 27]), "dimensions [-4, 27]"),
     "dimensions beyond all numbers": (first(dims=[2**40, 2**40]), "needs 4835703278458516698824704"),
@@ -220,3 +206,72 @@ def test_constant_folding_skips_tensors_larger_than_memory(tmp_path: Path) -> No
     folded = fold_constants(load_model(tmp_path / "model.onnx"))
     assert folded.folded == ()
     assert folded.notes
+
+
+MAGIC = b"\x93NUMPY"
+
+
+def array(shape: object, body: bytes = b"", dtype: str = "<f4", header: str | None = None) -> bytes:
+    """The bytes of a .npy file, whose header need not be true."""
+    text = header or f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
+    padded = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
+    return MAGIC + bytes((1, 0)) + len(padded).to_bytes(2, "little") + padded + body
+
+
+def archive(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+FALSE_HEADERS = {
+    "a row longer than memory": (array((1, 10**10), bytes(10**6)), "it holds 1,000,000 bytes"),
+    "rows without number": (array((10**15, 0)), "1,000,000,000,000,000 rows with nothing in them"),
+    "true rows": (array((True, 4), bytes(16)), "its shape is (True, 4)"),
+    "rows beyond all numbers": (array((2**62, 2**62)), "its shape needs"),
+    "a header longer than the file": (
+        MAGIC + bytes((2, 0)) + (2**31).to_bytes(4, "little") + bytes(10**6),
+        "its header is not one of numpy's (EOF",
+    ),
+    "a header with code in it": (
+        array(None, header="{'descr': __import__('os').system('id'), 'fortran_order': False, 'shape': (2,)}"),
+        "malformed",
+    ),
+    "a header in a hundred brackets": (
+        array(None, header="{'descr': " + "(" * 2000 + ")" * 2000 + "}"),
+        "its header is not one of numpy's",
+    ),
+    "pickled objects": (array((2,), b"cos\nsystem\n(S'id'\ntR.", dtype="|O"), "pickled objects"),
+    "no array": (b"words", "its header is not one of numpy's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FALSE_HEADERS)
+def test_an_array_with_a_false_header_is_an_error(tmp_path: Path, what: str) -> None:
+    content, reason = FALSE_HEADERS[what]
+    path = archive(tmp_path / "data.npz", x=content)
+    tracemalloc.start()
+    with pytest.raises(DataError) as caught:
+        read_members(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reason in str(caught.value)
+    assert caught.value.where == str(path)
+    assert peak < 8 << 20
+
+
+def test_the_number_of_labels_is_checked_before_they_are_read(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", x=array((2, 3), bytes(24)), labels=array((1 << 20, 0)))
+    with pytest.raises(DataError, match="there are 1048576 labels for 2 samples"):
+        open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
+
+
+def test_a_name_in_an_archive_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    """The archive declares its names as UTF-8, but one is not."""
+    file = io.BytesIO()
+    np.savez(file, ä=np.ones((2, 3), np.float32))
+    path = tmp_path / "data.npz"
+    path.write_bytes(file.getvalue().replace("ä".encode(), b"\x9b\x9b"))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_members(path)
