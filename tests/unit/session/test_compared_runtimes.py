@@ -8,6 +8,7 @@ from functools import partial
 import other_fake
 import pytest
 
+from qdqspec.app.preparation.runtimes import lock_of
 from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
@@ -107,3 +108,9 @@ def test_each_device_is_locked_once_while_timing(models, session, other, monkeyp
     taken.clear()
     session.compare_runtimes()
     assert taken == locks
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-web", "openvino"])
+def test_runtimes_of_the_cpu_use_its_lock(tmp_path, name):
+    with Session(root=tmp_path, backend=name) as session:
+        assert lock_of(session.runtime()) == "cpu"
