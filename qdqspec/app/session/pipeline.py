@@ -174,18 +174,18 @@ def finish(tuning: Tuning) -> Tuned:
     )
 
 
-def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.1) -> SearchResult:
+def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.05) -> SearchResult:
     """The result of a search.
 
-    The errors of single blocks that the search has not measured may take ``errors_share`` of its time: less leaves
-    them out of the reports of more searches.
+    The errors of single blocks that the search has not measured may take ``errors_share`` of the time that it took:
+    with less they are of fewer samples, or missing, in the reports of more searches.
     """
     prepared, search, choice, oracle = tuning.prepared, tuning.search, confirmed.choice, tuning.oracle
     errors, missing = tuple[BlockError, ...](), "the device is simulated"
     if oracle is not None:
         prepared.resources.report_step("measuring the error of each block")
-        seconds = search.deadline.share(errors_share, errors_share * search.deadline.spent)
-        errors, missing = oracle.block_errors(seconds)
+        seconds, left = errors_share * search.deadline.spent, search.deadline.left
+        errors, missing = oracle.block_errors(seconds if left is None else min(seconds, left))
     elif not prepared.space.units:
         missing = "no block can be quantized"
     elif not tuning.limits.are_measured:
