@@ -38,7 +38,7 @@ from qdqspec.types import (
 )
 
 CONFIRM_BUILDS = 3
-CONFIRM_ROUNDS = 12
+CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 
 Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
@@ -270,7 +270,7 @@ class Bench:
     ) -> LatencyEvidence:
         """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must include ``reference`` and ``tuned``. It may end after half of the rounds if the ratios by role
+        ``roles`` must include ``reference`` and ``tuned``. It may end after a quarter of the rounds if the ratios by role
         are ``is_settled``. While ``again`` is true of them, it is repeated with other builds, and all builds count.
         Raises `BackendError` if the reference does not build; another role that fails is omitted, with its reason
         recorded.

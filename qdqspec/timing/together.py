@@ -159,7 +159,7 @@ class FreshBuilds:
     ) -> Together:
         """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
 
-        From half of the rounds on it ends when more runs add no information, or after half and three quarters if
+        From a quarter of the rounds on it ends when more runs add no information, or after each quarter if
         ``is_settled``. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit
         ``beside`` the open ones, or if one fails for lack of memory.
         """
@@ -224,9 +224,9 @@ class FreshBuilds:
         for done in range(-1, rounds):  # the first time, engines are warmed up
             if done >= self.fewest:
                 is_late = time.monotonic() - started > self.most_seconds
-                if is_late or (done >= rounds // 2 and self._is_precise(result)):
+                if is_late or (done >= rounds // 4 and self._is_precise(result)):
                     return
-                if done in (rounds // 2, 3 * rounds // 4) and is_settled(result):
+                if done in (rounds // 4, rounds // 2, 3 * rounds // 4) and is_settled(result):
                     return
             for position in self.random.permutation(len(keys)):
                 name, number = key = keys[position]

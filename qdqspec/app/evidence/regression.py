@@ -41,7 +41,7 @@ from qdqspec.timing.stats import Builds, BuildTimes, builds_of, change_between, 
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 
-FIRST_BUILDS, FIRST_ROUNDS = 3, 12
+FIRST_BUILDS, FIRST_ROUNDS = 3, 24
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
 
 

@@ -48,7 +48,7 @@ from qdqspec.types import (
 )
 
 Measure: TypeAlias = Callable[[int, int], LatencyEvidence]  # by numbers of builds and rounds
-BUILDS, ROUNDS = 3, 12  # the same precision as the confirmation of a search
+BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:

@@ -73,7 +73,7 @@ def test_rounds_end_when_runs_add_no_information(make_lab: MakeLab, run_noise: f
     found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=24)
     assert found.median_ms("reference") / found.median_ms("tuned") == pytest.approx(found.speedup.median)
     taken = {len(samples.wall_ms) // found.builds for samples in found.samples.values()}
-    assert taken == {12 if fewer else 24}
+    assert taken == {6 if fewer else 24}
 
 
 # ---- confirmation -------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_an_undecided_measurement_is_repeated(measured: list[Interval], selected
         (ratio(0.99, 1.0, 1.01), True),  # less than the smallest gain
         (ratio(0.95, 0.96, 0.975), False),  # proved now, and so close that it must be proved by all rounds
         (ratio(0.97, 0.98, 0.99), False),  # neither gain nor loss is proved
-        (ratio(0.8, 0.85, 0.9), False),  # a gain of unknown size
+        (ratio(0.8, 0.85, 0.9), True),  # a gain of unknown size: more rounds would not tell it
     ],
 )
 def test_a_confirmation_ends_early_if_every_role_is_decided(tuned: Interval, is_settled: bool) -> None:
@@ -150,7 +150,7 @@ def test_a_confirmation_ends_early_if_every_role_is_decided(tuned: Interval, is_
     confirmed(bench)
     ratios = {"reference": SURE["reference"], "winner": tuned, "everything": ratio(1.19, 1.2, 1.21)}
     assert bench.is_settled(ratio_tests_of(ratios)) is is_settled
-    assert not bench.is_settled(ratio_tests_of({"winner": tuned, "everything": ratio(1.1, 1.2, 1.3)}))
+    assert not bench.is_settled(ratio_tests_of({"winner": tuned, "everything": ratio(0.9, 1.0, 1.1)}))
     slower_once = RatioTest(mean=ratio(0.88, 0.9, 0.92), enclosing=ratio(0.7, 0.9, 1.01))
     assert not bench.is_settled({"winner": slower_once})
 
