@@ -19,7 +19,7 @@ from metric_limit import metric_options
 from real_data import RealModel
 
 PHASES = ("uniform", "measure_noise", "compose", "flip", "repair")  # `Attribution.phases`, and the last step
-CORRECTIONS = ("corrections", "bias", "bits", "equalization")
+CORRECTIONS = ("corrections", "bias", "bits", "equalization", "ranges")
 
 
 def main() -> int:

@@ -49,7 +49,9 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", default=[])
-    parser.add_argument("--corrections", nargs="*", default=["auto", "equalization", "bits", "bias"])
+    parser.add_argument(
+        "--corrections", nargs="*", default=["auto", "equalization", "bits", "bias", "ranges"]
+    )
     parser.add_argument("--weights", choices=["per-channel", "per-tensor"], default="per-channel")
     arguments = parser.parse_args()
     rows, gains = [], []

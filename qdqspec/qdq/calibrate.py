@@ -173,16 +173,16 @@ _LISTED = 5
 _log = logging.getLogger(__name__)
 
 
-def calibrate(
+def calibrate_with(
     model: Model,
     tensors: Iterable[str],
     feeds: Callable[[], Iterable[Feed]],
-    method: Method,
+    methods: Collection[Method],
     run: OutputRunner,
     *,
     note: Callable[[str], None] = _log.warning,
-) -> dict[str, TensorRange]:
-    """Return the range of each tensor over all feeds, by a method.
+) -> dict[Method, dict[str, TensorRange]]:
+    """Return the range of each tensor over all feeds, by several methods.
 
     ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
     the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
@@ -203,15 +203,14 @@ def calibrate(
     seen = {*spans}.union(*unbounded.values())
     if missing := sorted(watch.wanted - seen):
         note(f"never produced by the calibration data, so left in floating point: {_quote(missing)}")
+    found: dict[Method, dict[str, TensorRange]] = {"max": spans}
     # The largest values of these decide the result: if they were clipped by entropy, SqueezeNet's probabilities had an
     # SQNR of 2 dB; if all others were, 19 dB.
     bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
     compared = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
     clipped = spans.keys() - {*model.outputs, *bounded, *compared}
-    ranges = spans
-    if method == "mean":
-        ranges = spans | {tensor: means[tensor] for tensor in clipped}
-    elif method in _FROM_HISTOGRAM:
+    found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
+    if _FROM_HISTOGRAM.keys() & set(methods):
         histograms = {
             tensor: Histogram(spans[tensor]) for tensor in clipped if spans[tensor].largest > _NEGLIGIBLE
         }
@@ -219,16 +218,24 @@ def calibrate(
             values = watch.values(feed, "spaced")
             for tensor in histograms.keys() & values.keys():
                 histograms[tensor].add(values[tensor])
-        choose = _FROM_HISTOGRAM[method]
-        ranges = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
+        for method in _FROM_HISTOGRAM.keys() & set(methods):
+            choose = _FROM_HISTOGRAM[method]
+            found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
     logits = _find_logits(model)
-    lost = {t for t in ranges.keys() & logits if 0 < inner.get(t, 0.0) < LOST_SHARE * ranges[t].largest}
+    inner = {tensor: largest for tensor, largest in inner.items() if tensor in logits}
+    usable: dict[Method, dict[str, TensorRange]] = {}
+    lost: set[str] = set()
+    for method in methods:
+        ranges = found[method]
+        masks = {t for t, span in ranges.items() if 0 < inner.get(t, 0.0) < LOST_SHARE * span.largest}
+        usable[method] = {tensor: span for tensor, span in ranges.items() if tensor not in masks}
+        lost |= masks
     if lost:
         note(
             "in 8 bits all scores beside those of a mask would be zero before a Softmax, so left in floating point: "
             f"{_quote(sorted(lost))}"
         )
-    return {tensor: span for tensor, span in ranges.items() if tensor not in lost}
+    return usable
 
 
 class _Watch:

@@ -34,11 +34,12 @@ MOST_STEPS = 127  # by which an integer of a weight may differ from the nearest 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrections:
-    """Scales of weights that replace those of the quantizer.
+    """Ranges of activations by tensor, and scales of weights, that replace those of calibration.
 
     ``biases`` are added to the biases of the layers whose weights are quantized, one number for each output channel.
     """
 
+    ranges: Mapping[str, TensorRange] = field(default_factory=dict)
     weights: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
     biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
 
@@ -80,7 +81,7 @@ class Quantizer:
     """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
     Format and axis are those of the site. ``ranges`` are those of calibration, already tied (`tie_ranges`).
-    ``corrections`` replace scales of weights, and change biases. No range exceeds the ``saturations``.
+    ``corrections`` replace them, and scales of weights. No range exceeds the ``saturations``.
     ``reduce_range`` uses 7 bits of an 8-bit weight, or up to 8 as its ``sum_limits`` allow, by tensor;
     ``symmetric_activations`` places the zero point of unsigned activations with values of both signs in the middle.
     ``biases`` maps the consumer of an int32 bias to the sites of the activation and weight of its product.
@@ -97,7 +98,7 @@ class Quantizer:
     _params: dict[_Key, QuantParams] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._ranges = dict(self.ranges)
+        self._ranges = {**self.ranges, **self.corrections.ranges}
         for tensor, saturation in self.saturations.items():
             self._ranges[tensor] = saturation.within(self._ranges[tensor])
 

@@ -41,7 +41,7 @@ Format: TypeAlias = Literal[
     "int4", "uint4", "nvfp4", "mxfp8",
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
-Correction: TypeAlias = Literal["bits", "equalization", "bias"]
+Correction: TypeAlias = Literal["bits", "equalization", "bias", "ranges"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 
 

@@ -169,7 +169,7 @@ class QuantizeSection(SpecSection):
 
     corrections: CorrectionNames = Field(
         default="auto",
-        description="Corrections of channels, weights and biases, which reduce the error and cost no time in "
+        description="Corrections of channels, ranges, weights and biases, which reduce the error and cost no time in "
         "the model; auto: all that reduce it on held-out calibration data.",
     )
 

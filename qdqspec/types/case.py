@@ -30,7 +30,7 @@ FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nes
 SLACK = 1e-9  # tolerance of metric limits
 DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
 # Changes of ranges and weights that reduce the error of a placement at no cost in time, in the order of use.
-CORRECTIONS = ("bits", "equalization", "bias")
+CORRECTIONS = ("bits", "equalization", "bias", "ranges")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 TIMED_TRIALS = {"quick": 12, "default": 100, "extensive": 300}  # the same if a time limit is set
 

@@ -20,6 +20,7 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.records import content_sum, from_data, read_json
 from qdqspec.accuracy.corrections.bias import correct_biases
 from qdqspec.accuracy.corrections.equalization import equalize
+from qdqspec.accuracy.corrections.ranges import choose_ranges
 from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.switches import Values
@@ -28,8 +29,10 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.storage import write_text
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
 from qdqspec.qdq.quantizer import Corrections, Quantizer, WeightKey
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import CorrectionGain, Placement, Site
 
+Ranges: TypeAlias = Mapping[str, TensorRange]
 IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
 
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
@@ -110,14 +113,17 @@ class CorrectionTask:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
     The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
-    ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with other values in
-    these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the processor. Numbers
-    of tensors in ``fixed`` are not changed.
+    ``ranges`` gives those of a model by two calibration methods, one the case's own ``method``, on all samples or the
+    even ones. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with
+    other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the
+    processor. Numbers of tensors in ``fixed`` are not changed.
     """
 
     judge: Judge
     numbers: Quantizer
     sites: tuple[Site, ...]
+    ranges: Callable[[Model, bool], Mapping[str, Ranges]]
+    method: str
     observe: Callable[[Model, Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
     recalibrated: Callable[[Model, Collection[str]], Quantizer]
     allowed: tuple[str, ...]
@@ -163,10 +169,12 @@ class Problem:
         return replace(other if gain.taken else self, gains=(*self.gains, gain))
 
 
-# In the order in which they are tried: biases are found for the equalized model.
+# In the order in which they are tried: those after equalization are found for the equalized model, and the choice of
+# ranges, which takes the longest, is the last.
 CORRECTIONS: Mapping[str, Callable[[CorrectionTask, Problem, IsOver], Problem]] = {
     "equalization": equalize,
     "bias": correct_biases,
+    "ranges": choose_ranges,
 }
 
 
@@ -178,6 +186,7 @@ class FoundCorrections:
     ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
     """
 
+    ranges: Ranges = field(default_factory=dict)
     biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
     gains: tuple[CorrectionGain, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -215,6 +224,7 @@ def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrec
             failures[name] = error.what
     found = problem.numbers.corrections
     return FoundCorrections(
+        ranges=found.ranges,
         biases=found.biases,
         gains=problem.gains,
         failures=failures,
@@ -231,6 +241,7 @@ def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) 
         "gains": [asdict(gain) for gain in found.gains],
         "untried": list(found.untried),
         "equalized": [change.record for change in found.equalized],
+        "ranges": {tensor: [span.low, span.high] for tensor, span in found.ranges.items()},
         "biases": [[*key, shift.tolist()] for key, shift in found.biases.items()],
     }
     write_text(path, json.dumps({"run": content_sum(run), "sum": content_sum(content), **content}))
@@ -243,6 +254,7 @@ def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None
         if content.pop("run") != content_sum(run) or content.pop("sum") != content_sum(content):
             return None
         return FoundCorrections(
+            ranges={tensor: TensorRange(low, high) for tensor, (low, high) in content["ranges"].items()},
             biases={
                 (tensor, name, axis): np.array(b, np.float32) for tensor, name, axis, b in content["biases"]
             },

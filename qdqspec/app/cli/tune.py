@@ -85,7 +85,7 @@ GROUPS = (
         argument("--quant", "FORMAT", "Number format (default of a model: int8)."),
         argument("--corrections", "auto|none|LIST",
             "Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
-            "none, or a list with commas: bits, equalization, bias.",
+            "none, or a list with commas: bits, equalization, bias, ranges.",
             type=_corrections),
         argument("--dq-dtype", "float32|float16|bfloat16",
             "Output type of DequantizeLinear if the model does not state the type, as after operators of "

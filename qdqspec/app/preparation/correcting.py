@@ -24,11 +24,13 @@ from qdqspec.accuracy.corrections.find import (
     CorrectionTask,
     FoundCorrections,
     Judge,
+    Ranges,
     find_corrections,
     read_found,
 )
 from qdqspec.accuracy.corrections.layers import find_layers
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
+from qdqspec.accuracy.corrections.ranges import NARROW
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError
@@ -42,6 +44,8 @@ from qdqspec.types import Placement, Site
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
+
+NEED_RANGES = ("equalization", "ranges")  # corrections that need ranges by calibration
 
 
 def scaled_branches(
@@ -122,7 +126,7 @@ def find_case_corrections(
         enough_db = -math.inf if least_db is None else least_db + margin_db
     if samples < MIN_SAMPLES or enough_db == -math.inf:
         return FoundCorrections()
-    given = () if case.inputs.scales is None else ("equalization",)  # which needs ranges by calibration
+    given = () if case.inputs.scales is None else NEED_RANGES
     numbers = prepared.calibrated[1]
     weights = numbers.corrections.weights  # those of a quantized model that the search starts from
     most = seconds[tune.preset]
@@ -138,6 +142,8 @@ def find_case_corrections(
             judge=judge,
             numbers=numbers,
             sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
+            ranges=partial(_ranges, prepared),
+            method=rules.calibration,
             observe=prepared.values_of,
             allowed=tuple(name for name in rules.allowed_corrections if name not in given),
             saturates=prepared.capabilities.reduce_range,
@@ -154,6 +160,12 @@ def find_case_corrections(
     for name, reason in found.failures.items():
         prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
     return found
+
+
+def _ranges(prepared: Prepared, model: Model, even: bool) -> Mapping[str, Ranges]:
+    """Ranges of all activations by the case's method and `NARROW`, of all samples or of the ``even`` ones."""
+    found = prepared.tensor_ranges(model, prepared.space.tensors, NARROW, every=2 if even else 1)
+    return {str(method): ranges for method, ranges in found.items()}
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:

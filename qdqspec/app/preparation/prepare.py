@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 from qdqspec._core.arrays import Array, Feed
@@ -54,7 +55,7 @@ from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
 from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.calibrate import calibrate, given_ranges
+from qdqspec.qdq.calibrate import calibrate_with, given_ranges
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import branches_of, equalized, touched
 from qdqspec.qdq.quantizer import Corrections, Quantizer
@@ -68,6 +69,7 @@ from qdqspec.types import (
     DataSource,
     DefinitionEvidence,
     DeviceKey,
+    Method,
     PatternRules,
     Placement,
     Region,
@@ -346,7 +348,8 @@ class Prepared:
         if given is not None:
             ranges = given_ranges(given, space.tensors, self.given.where, self.warnings.append)
         else:
-            ranges = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+            found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
+            ranges = found[self.case.quantize.calibration]
         ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
         numbers = self._quantizer(self.folded, ranges)
         note_sum_limits(numbers, space, self.note_once)
@@ -375,15 +378,22 @@ class Prepared:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
         known = self.calibrated[1].ranges
         changed = self.tensor_ranges(model, [tensor for tensor in tensors if tensor in known])
-        return self._quantizer(model, {**known, **changed})
+        return self._quantizer(model, {**known, **changed[self.case.quantize.calibration]})
 
     def tensor_ranges(
-        self, model: Model, tensors: Collection[str], note: Callable[[str], None] = lambda _: None
-    ) -> dict[str, TensorRange]:
-        """The ranges of these tensors by the case's method, on all calibration inputs."""
+        self,
+        model: Model,
+        tensors: Collection[str],
+        *more: Method,
+        every: int = 1,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> dict[Method, dict[str, TensorRange]]:
+        """The ranges of these tensors by the case's method and ``more``, on ``every`` so many calibration inputs."""
         with ExitStack() as observers:
-            run, method = partial(open_observer, self, observers), self.case.quantize.calibration
-            return calibrate(model, tensors, self.feeds, method, run, note=note)
+            methods, run = {self.case.quantize.calibration, *more}, partial(open_observer, self, observers)
+            return calibrate_with(
+                model, tensors, lambda: islice(self.feeds(), 0, None, every), methods, run, note=note
+            )
 
     @cached_property
     def start_scales(self) -> KeptScales:
@@ -429,7 +439,7 @@ class Prepared:
         numbers = found.numbers or self.calibrated[1]
         if not any(gain.taken for gain in found.gains):
             return numbers
-        return numbers.corrected(replace(numbers.corrections, biases=found.biases))
+        return numbers.corrected(replace(numbers.corrections, ranges=found.ranges, biases=found.biases))
 
     @property
     def nothing(self) -> str:

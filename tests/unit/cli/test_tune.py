@@ -154,7 +154,7 @@ def test_options_of_the_command_line_override_the_spec(planned):
 def test_constraint_options_equal_those_of_specs_and_python(planned, tmp_path):
     line = planned(
         "m.onnx --evaluation e.npz --metric top5 --max-drop 1% --min 90% --objective pareto"
-        " --corrections bias,bits --deny Softmax --deny 'Gemm > Relu' --allow Conv --exclude '/a/*'"
+        " --corrections ranges,bits --deny Softmax --deny 'Gemm > Relu' --allow Conv --exclude '/a/*'"
         " --include '/b/*' --start-from p.yaml"
     )
     (tmp_path / "b.qdq.yaml").write_text("""\
@@ -162,7 +162,7 @@ qdqspec: 1
 model: m.onnx
 inputs: {evaluation: e.npz}
 patterns: {deny: [Softmax, Gemm > Relu], allow: [Conv], nodes: {exclude: ["/a/*"], include: ["/b/*"]}}
-quantize: {corrections: [bias, bits]}
+quantize: {corrections: [ranges, bits]}
 tune: {objective: pareto, accuracy: {metric: top5, max_drop: 0.01, min: 90%}, start_from: [p.yaml]}
 checks: [{kind: speedup, min: 1.0}]
 """)
@@ -171,7 +171,7 @@ checks: [{kind: speedup, min: 1.0}]
         {
             "evaluation": "e.npz", "metric": "top5", "max_drop": "1%", "min": 0.9, "objective": "pareto",
             "deny": ["Softmax", "Gemm > Relu"], "allow": ["Conv"], "exclude": ["/a/*"], "include": ["/b/*"],
-            "start_from": ["p.yaml"], "corrections": ["bias", "bits"],
+            "start_from": ["p.yaml"], "corrections": ["ranges", "bits"],
         },
     )  # fmt: skip
     for case in (line, planned("b.qdq.yaml")):

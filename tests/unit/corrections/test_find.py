@@ -10,10 +10,12 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
+from graph_text import model_of
 from written_cases import digits_case, normal, written_case
 
-from qdqspec.accuracy.corrections import equalization, find
+from qdqspec.accuracy.corrections import equalization
 from qdqspec.accuracy.corrections.find import is_gain
+from qdqspec.accuracy.corrections.ranges import widened
 from qdqspec.accuracy.evaluator import Powers
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
@@ -22,6 +24,7 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
@@ -51,7 +54,7 @@ def test_corrections_are_applied_written_and_repeated(session: Session, models: 
     assert stripped.proto.graph == work.given.proto.graph
 
 
-@pytest.mark.parametrize(("corrections", "samples"), [("none", 16), ("auto", 3), (("bias", "bits"), 3)])
+@pytest.mark.parametrize(("corrections", "samples"), [("none", 16), ("auto", 3), (("ranges", "bits"), 3)])
 def test_without_corrections_weights_are_rounded_to_nearest(
     session: Session, models: Path, tmp_path: Path, corrections: object, samples: int
 ) -> None:
@@ -62,6 +65,21 @@ def test_without_corrections_weights_are_rounded_to_nearest(
     )
     placement = work.space.resolve(work.space.everything())
     assert not any(pair.rounding or pair.bias for pair in work.numbers.placed(placement))
+
+
+@pytest.mark.usefixtures("saturates")
+def test_ranges_of_another_method_or_with_a_margin_are_taken_if_other_samples_gain(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, ("ranges",))
+    (gain,) = work.corrections.gains
+    assert (gain.name, gain.taken) == ("ranges", True)
+    assert gain.after_db >= gain.before_db + 0.1
+    changed, own = work.corrections.ranges, work.calibrated[1].ranges
+    assert len(changed) == gain.changed > 4
+    assert all(span != own[tensor] for tensor, span in changed.items())
+    placement = work.space.resolve(work.space.everything())
+    assert all((work.numbers.params(site).scale > 0).all() for site in placement.ordered)
 
 
 LOUD = [9, 1, 1, 1]  # noise of the first sample
@@ -88,6 +106,16 @@ def errors_of(gain_db: float | list[float], noise: float | list[float]) -> Power
     return Powers({"y": [(1.0, float(power)) for power in powers]}, 4)
 
 
+@pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
+def test_ranges_of_bounded_tensors_are_not_changed(bounded: str, wider: bool) -> None:
+    """The output of a MaxPool is tied to its input."""
+    body = f"y = {bounded} (x)  z = MaxPool <kernel_shape = [1]> (y)"
+    model, span = model_of(f"(float[1, 2, 4] x) => (float[1, 2, 4] z) {{ {body} }}"), TensorRange(0.0, 1.0)
+    found = widened(model, {"x": span, "y": span, "z": span}, 1.25)
+    assert found["x"] == span
+    assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
+
+
 @pytest.mark.parametrize(("least_db", "is_sought"), [("none", False), (10, False), (44.0, True)])
 def test_corrections_are_sought_unless_everything_quantized_is_well_above_the_limit(
     session: Session, models: Path, tmp_path: Path, least_db: Any, *, is_sought: bool
@@ -102,10 +130,10 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails = Mock(side_effect=BackendError("the runtime ended"))
-    monkeypatch.setitem(find.CORRECTIONS, "equalization", fails)
-    work = prepared(session, models, tmp_path, ("equalization", "bias"))
+    monkeypatch.setattr("qdqspec.app.preparation.correcting._ranges", fails)
+    work = prepared(session, models, tmp_path, ("ranges", "bias"))
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("bias", True)]
-    assert "the correction 'equalization' could not be tried: the runtime ended" in work.warnings
+    assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
 
 
 WIDTH = 16
@@ -169,7 +197,7 @@ def test_a_resumed_search_has_the_corrections_of_the_first_run(
     def case(run: str = "of this test") -> Prepared:
         with Session(root=tmp_path) as other:
             if corrections == "equalization":
-                work = with_outliers(other, tmp_path, names=("equalization", "bias"))
+                work = with_outliers(other, tmp_path, names=("equalization", "ranges"))
             else:
                 work = prepared(other, models, tmp_path, ("bias",))
         work.__dict__["journal_header"] = {"model": run}

@@ -23,7 +23,7 @@ from qdqspec.qdq.calibrate import (
     BINS,
     Histogram,
     _divergences,
-    calibrate,
+    calibrate_with,
     given_ranges,
     mse_range,
     percentile_range,
@@ -44,6 +44,12 @@ def model_of(nodes: str, *, kind: str = "float", inputs: str = "x") -> Model:
     ports = ", ".join(f"{kind}[n] {name}" for name in inputs.split())
     text = f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
     return Model(onnx.parser.parse_model(text))
+
+
+def calibrate(
+    model: Model, tensors: list[str], feeds: object, method: str, run: object, **more: object
+) -> dict[str, TensorRange]:
+    return calibrate_with(model, tensors, feeds, (method,), run, **more)[method]
 
 
 def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:

@@ -136,9 +136,9 @@ xfail: {reason: not yet, strict: false}
         ("quantize: {corrections: auto}", lambda c: c.quantize.allowed_corrections, CORRECTIONS),
         ("quantize: {corrections: none}", lambda c: c.quantize.allowed_corrections, ()),
         (
-            "quantize: {corrections: [bias, bits]}",
+            "quantize: {corrections: [ranges, bits]}",
             lambda c: c.quantize.allowed_corrections,
-            ("bits", "bias"),
+            ("bits", "ranges"),
         ),
         ("tune: {minutes: 0.5}", lambda c: c.tune.minutes, 0.5),
         (
