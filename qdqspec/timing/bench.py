@@ -272,7 +272,7 @@ class Bench:
 
         ``roles`` must include ``reference`` and ``tuned``. It may end after each quarter of the rounds if the ratios by
         role are ``is_settled``. While ``again`` is true of them, it is repeated with other builds, and all builds
-        count. Raises `BackendError` if the reference does not build; another role that fails is omitted, with its reason
+        count. Raises `BackendError` if the reference does not build; another role that fails is omitted, and its reason
         recorded.
         """
         ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
