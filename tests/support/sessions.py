@@ -1,4 +1,4 @@
-"""Sessions on a simulated device with little noise, and the builds of a session."""
+"""Sessions on a simulated device with little noise, their builds, and searches that are interrupted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from arrays import arrays_of
 
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
+from qdqspec.types import Case, Progress
 
 QUIET = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
 Open = Callable[..., Session]
@@ -47,3 +49,15 @@ def few_digits(models: Path, folder: Path, samples: int) -> Path:
     images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"]
     np.savez(folder / "calibration.npz", input=images[:samples])
     return folder / "calibration.npz"
+
+
+def interrupted(session: Session, case: Case, after: int) -> None:
+    """Run the case and interrupt it after ``after`` trials as Ctrl-C does."""
+
+    def watch(progress: Progress) -> None:
+        if progress.done == after:
+            raise KeyboardInterrupt
+
+    session.watch = watch
+    with pytest.raises(KeyboardInterrupt):
+        session.search(case)

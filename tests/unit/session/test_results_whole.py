@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from sessions import interrupted
 
 from qdqspec.app.preparation.stored import JOURNAL
-from qdqspec.app.session import Session
 from qdqspec.errors import OutputError
-from qdqspec.types import Case, Progress
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
 
@@ -31,18 +30,6 @@ def other_model(project: Path) -> None:
     weights = proto.graph.initializer[0]
     weights.raw_data = np.frombuffer(weights.raw_data, np.float32)[::-1].tobytes()
     onnx.save(proto, project / "chain.onnx")
-
-
-def interrupt(session: Session, case: Case, after: int) -> None:
-    """Run the case and interrupt it after a number of trials, as Ctrl-C does."""
-
-    def watch(progress: Progress) -> None:
-        if progress.done == after:
-            raise KeyboardInterrupt
-
-    session.watch = watch
-    with pytest.raises(KeyboardInterrupt):
-        session.search(case)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -125,7 +112,7 @@ def test_an_unfinished_journal_is_never_overwritten(open_session, case, project)
     left: list[bytes] = []
     for _ in range(3):
         session = open_session()
-        interrupt(session, case, 2)
+        interrupted(session, case, 2)
         left.append((session.output(case) / JOURNAL).read_bytes())
         other_model(project)
     folder = session.output(case)
@@ -139,7 +126,7 @@ def test_an_unfinished_journal_is_never_overwritten(open_session, case, project)
 
 def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session, case) -> None:
     session = open_session()
-    interrupt(session, case, 2)
+    interrupted(session, case, 2)
     journal = session.output(case) / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     spoilt = [*lines[:-1], lines[-1].replace(b'"status":"ok"', b'"status":"Ok"')]

@@ -18,7 +18,7 @@ import onnx
 import pytest
 from chains import chain_model
 from filelock import FileLock
-from sessions import Open, change_builds, count_builds
+from sessions import Open, change_builds, count_builds, interrupted
 from written_cases import check_of
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
@@ -347,18 +347,6 @@ def test_a_known_scheme_is_replayed(open_session: Open, case: Case) -> None:
 
 
 # ---- resume -------------------------------------------------------------------------------------
-
-
-def interrupted(session: Session, case: Case, after: int) -> None:
-    """Run the case and interrupt it after ``after`` trials as Ctrl-C does."""
-
-    def watch(progress: Progress) -> None:
-        if progress.done == after:
-            raise KeyboardInterrupt
-
-    session.watch = watch
-    with pytest.raises(KeyboardInterrupt):
-        session.search(case)
 
 
 def test_an_interrupted_search_keeps_its_corrections(
