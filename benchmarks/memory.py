@@ -27,7 +27,7 @@ from tabulate import tabulate
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import load_model
-from qdqspec.graph.observe import observe
+from qdqspec.graph.observe import with_outputs
 from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.insert import Inserter
 from qdqspec.qdq.quantizer import Quantizer
@@ -89,7 +89,7 @@ def measure(path: Path, folder: Path) -> None:
     model = meter("fold BatchNormalization", lambda: fold_weights(given)).model
     meter("infer types", lambda: model.types)
     space = meter("find units", lambda: SchemeSpace(model, OnnxRuntime().capabilities()))
-    observer = meter("make the observer", lambda: observe(model, space.tensors).proto)
+    observer = meter("make the observer", lambda: with_outputs(model, space.tensors).proto)
     file = folder / "observer.onnx"
     meter("write the observer", partial(save_model, observer, file, base=path.parent))
     from random_models import ranges_for

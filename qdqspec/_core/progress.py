@@ -185,8 +185,7 @@ class ProgressBar:
         with self._terminal():
             if self._drawn is None:
                 from rich.console import Console
-                from rich.progress import BarColumn, TextColumn
-                from rich.progress import Progress as RichProgress
+                from rich.progress import BarColumn, Progress as RichProgress, TextColumn
 
                 self._drawn = RichProgress(
                     TextColumn("{task.description}", markup=False),

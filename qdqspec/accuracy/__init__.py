@@ -6,3 +6,7 @@
 - `corrections`: better scales and integers at the same placement.
 - `input_search`: the smallest input that breaks a limit.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

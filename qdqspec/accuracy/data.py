@@ -17,8 +17,7 @@ from qdqspec._core.units import count_text
 from qdqspec.accuracy.shapes import InputSpec, lookups, with_named_dimensions
 from qdqspec.accuracy.sources import LABELS, Arrays, Member, as_samples, place_of, read_arrays
 from qdqspec.errors import DataError
-from qdqspec.graph.given import is_faithful
-from qdqspec.graph.model import Model, allows, shape_text
+from qdqspec.graph import Model, allows, is_faithful, shape_text
 from qdqspec.types import DataSource, Inputs, InputShape
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, target
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, strategies as st, target
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 

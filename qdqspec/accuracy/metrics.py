@@ -26,10 +26,10 @@ from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import best_classes
 from qdqspec.accuracy.data import Dataset
 from qdqspec.accuracy.evaluator import Runs, outputs_of
-from qdqspec.backends.base import Engine
+from qdqspec.backends import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.graph.model import allows
-from qdqspec.spec.problems import source_lines
+from qdqspec.graph import allows
+from qdqspec.spec import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 
 Right: TypeAlias = npt.NDArray[np.bool_]

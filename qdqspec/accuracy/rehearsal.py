@@ -29,16 +29,11 @@ from qdqspec.accuracy.switches import (
     is_foreign,
     labelled_sites,
 )
-from qdqspec.backends.base import Engine
-from qdqspec.backends.open_engines import Engines, bytes_left
+from qdqspec.backends import Engine, Engines, bytes_left
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node, WeightStore, save_model
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
-from qdqspec.graph.storage import WeightStore, save_model
-from qdqspec.qdq.formats import BIAS_FORMAT
-from qdqspec.qdq.pairs import PairMaker, QuantSource
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.qdq.units import Edge
+from qdqspec.qdq import BIAS_FORMAT, Edge, PairMaker, QuantSource, SchemeSpace
 from qdqspec.types import Consumer, LabelNoise, Placement, Rehearsed, Site
 
 # Operators that select, with their operands that are data.

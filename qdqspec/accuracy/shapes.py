@@ -14,7 +14,7 @@ import onnx
 from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ModelError, SpecError
-from qdqspec.graph.model import Model, Node, allows, shape_text
+from qdqspec.graph import Model, Node, allows, shape_text
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 _LARGEST = 1 << 31  # bytes of an input, which is created and sent whole

@@ -13,11 +13,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array, Feed, Floats
-from qdqspec.backends.open_engines import Engines
+from qdqspec.backends import Engines
 from qdqspec.errors import PlacementError
-from qdqspec.graph.conversion import raise_opset
-from qdqspec.graph.flat import closed, flat_form, scopes_of
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model, WeightStore, closed, flat_form, raise_opset, scopes_of
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
     copied,
@@ -28,12 +26,7 @@ from qdqspec.graph.protos import (
     refill,
     size_of,
 )
-from qdqspec.graph.storage import WeightStore
-from qdqspec.qdq.formats import number_format
-from qdqspec.qdq.insert import RaisedInputs
-from qdqspec.qdq.pairs import BIAS_INPUT, Pair, PairMaker
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.qdq.units import Edge
+from qdqspec.qdq import BIAS_INPUT, Edge, Pair, PairMaker, RaisedInputs, SchemeSpace, number_format
 from qdqspec.types import Consumer, Label, Placement, Site
 
 SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number

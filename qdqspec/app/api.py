@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
-from qdqspec.accuracy.given_data import GivenFiles, is_model
+from qdqspec.accuracy import GivenFiles, is_model
 from qdqspec.app.evidence.parity import MOST
 from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.report.compare import Comparison, compare_runs
@@ -17,11 +17,11 @@ from qdqspec.app.report.record import read_record
 from qdqspec.app.report.write import write_reports, write_results
 from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
-from qdqspec.checks.base import needs_of
+from qdqspec.checks import needs_of
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.regions import search as regions_search
-from qdqspec.spec.inline import AskedWithStrategy, GivenModel, PathLike
+from qdqspec.graph import Model, load_model
+from qdqspec.graph.regions import find_regions as regions_of
+from qdqspec.spec import AskedWithStrategy, GivenModel, PathLike
 from qdqspec.types import (
     Case,
     CulpritEvidence,
@@ -155,7 +155,7 @@ def find_regions(
     if is_model(model):
         model = GivenFiles().model(model)
     loaded = model if isinstance(model, Model) else load_model(_path(cast("PathLike", model)))
-    return regions_search.find_regions(loaded, rules or RegionRules(), groups=groups)
+    return regions_of(loaded, rules or RegionRules(), groups=groups)
 
 
 def _divided(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -40,7 +40,7 @@ def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 def load_cases(path: Path, settings: Settings) -> tuple[Case, ...]:
     """All cases of a spec file. Raises `SpecError` listing all its problems."""
-    from qdqspec.spec.models import load_spec
+    from qdqspec.spec import load_spec
 
     return tuple(load_spec(path, root=settings.root, allow_paths=settings.allow_path).cases())
 

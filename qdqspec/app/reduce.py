@@ -23,13 +23,22 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy.shapes import resolve_shapes
-from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.accuracy import resolve_shapes
+from qdqspec.backends import Backend, BuildOptions
 from qdqspec.errors import BackendError, StateError
-from qdqspec.graph.flat import ENTER, LEAVE, MARKERS, closed, path_of
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph import (
+    ENTER,
+    LEAVE,
+    MARKERS,
+    QDQ_OPS,
+    Model,
+    closed,
+    path_of,
+    save_model,
+    with_own_bytes,
+    write_text,
+)
 from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
-from qdqspec.graph.storage import save_model, with_own_bytes, write_text
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 MODEL, PROGRAM = "reduced.onnx", "reproduce.py"

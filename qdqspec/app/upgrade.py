@@ -13,14 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.accuracy.compare import SampleOutputs, compare_outputs
+from qdqspec.accuracy import SampleOutputs, compare_outputs
+from qdqspec.app.evidence.explained import median_layers, steady_changes
 from qdqspec.app.evidence.timing import TimedFile, time_across
-from qdqspec.backends.base import Array
-from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends import Array, Isolated
 from qdqspec.errors import BackendError
-from qdqspec.timing.environment import Environment
-from qdqspec.timing.explained import median_layers, steady_changes
-from qdqspec.timing.together import joined
+from qdqspec.timing import Environment, joined_samples
 from qdqspec.types import LayerChange, Upgrade, UpgradeState
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def check_upgrade(
         over_tuned, over_float = timed.ratios(TUNED_HERE, clock), timed.ratios(FLOAT_HERE, clock)
         # The float model may have failed there.
         over_there = timed.ratios(FLOAT_THERE, clock) if FLOAT_THERE in timed.samples else {}
-        here_ms = joined(timed.samples[TUNED_HERE]).median_ms(clock)
+        here_ms = joined_samples(timed.samples[TUNED_HERE]).median_ms(clock)
         found = replace(
             found,
             clock=clock,

@@ -6,37 +6,6 @@
 - `BackendOptions`: the base of a backend's options. `backend_named` finds a backend.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from qdqspec._core.hooks import Declaration, attributes_of
-from qdqspec._core.options import BackendOptions
-
-if TYPE_CHECKING:
-    from qdqspec.backends.base import (
-        PLAIN,
-        Availability,
-        Backend,
-        BuildOptions,
-        Capabilities,
-        Engine,
-        Exported,
-        backend_named,
-    )
-
-__all__ = [
-    "PLAIN",
-    "Availability",
-    "Backend",
-    "BackendOptions",
-    "BuildOptions",
-    "Capabilities",
-    "Declaration",
-    "Engine",
-    "Exported",
-    "attributes_of",
-    "backend_named",
-]
-
-__getattr__ = attributes_of(f"{__name__}.base", *__all__)  # loads numpy, which declarations do without
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

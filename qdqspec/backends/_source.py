@@ -10,8 +10,7 @@ import onnx
 
 from qdqspec.backends._engine import one_line, require_file
 from qdqspec.errors import BackendError
-from qdqspec.graph.dynamic_kernels import QUANTIZE
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node
 
 PAIRS = QDQ_OPS | {QUANTIZE}  # operators of Q/DQ pairs
 _STATIC = frozenset({"Constant", "Shape", "Size"})

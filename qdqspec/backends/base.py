@@ -17,7 +17,7 @@ from qdqspec._core.config import Settings
 from qdqspec._core.options import BackendOptions
 from qdqspec._core.registry import resolve
 from qdqspec.errors import BackendUnavailableError
-from qdqspec.qdq.capabilities import Capabilities as Capabilities
+from qdqspec.qdq import Capabilities as Capabilities
 from qdqspec.types import Case, DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 BUILD_SECONDS = 600.0

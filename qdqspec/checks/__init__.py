@@ -6,31 +6,6 @@
 - `ByteSize`: a size in bytes, such as ``4MiB``. `require_a_limit` refuses a check without limits.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from qdqspec.checks.base import (
-    ByteSize,
-    Check,
-    CheckParams,
-    RequestingCheck,
-    require_a_limit,
-    unmeasured,
-    verdict,
-)
-from qdqspec.types import Evidence, Section, Verdict
-from qdqspec.types.requests import FigureRequest, ScoreRequest
-
-__all__ = [
-    "ByteSize",
-    "Check",
-    "CheckParams",
-    "Evidence",
-    "FigureRequest",
-    "RequestingCheck",
-    "ScoreRequest",
-    "Section",
-    "Verdict",
-    "require_a_limit",
-    "unmeasured",
-    "verdict",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

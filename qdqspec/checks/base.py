@@ -12,19 +12,24 @@ from qdqspec._core.hooks import owner_of
 from qdqspec._core.registry import resolve
 from qdqspec._core.units import plain
 from qdqspec.errors import QdqspecError
-from qdqspec.spec.fields import Number
+from qdqspec.spec import Number
 from qdqspec.types import (
     ERROR_TITLE,
     Case,
     CheckSpec,
-    Evidence,
+    Evidence as Evidence,
     EvidenceKind,
     Outcome,
-    Section,
+    Section as Section,
     Severity,
-    Verdict,
+    Verdict as Verdict,
 )
-from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
+from qdqspec.types.requests import (
+    BaselineRequest,
+    FigureRequest as FigureRequest,
+    Request,
+    ScoreRequest as ScoreRequest,
+)
 
 AnyRequest = TypeVar("AnyRequest")
 

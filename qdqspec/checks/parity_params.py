@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from qdqspec._core.units import db_text, plain, share_text, texts_apart
-from qdqspec.accuracy.notes import NAME_WIDTH, slice_text
+from qdqspec.accuracy import NAME_WIDTH, slice_text
 from qdqspec.checks.base import CheckParams, NotNegative, Whole, require_a_limit
-from qdqspec.spec.fields import Fraction, Number
+from qdqspec.spec import Fraction, Number
 from qdqspec.types import TensorParity, TopK
 
 _WORST = 1e9  # the value used for NaN and infinity

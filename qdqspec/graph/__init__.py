@@ -4,10 +4,6 @@
 - `find_regions`: the hierarchy of regions of a model.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.graph.regions.search import find_regions
-from qdqspec.graph.storage import save_model
-
-__all__ = ["Model", "Node", "find_regions", "load_model", "save_model"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -35,7 +35,7 @@ class Observer:
         return {self.names[name]: value for name, value in outputs.items() if name in self.names}
 
 
-def observe(model: Model, tensors: Iterable[str]) -> Observer:
+def with_outputs(model: Model, tensors: Iterable[str]) -> Observer:
     """The model with ``tensors`` as its only outputs.
 
     Graph inputs, constants and unknown tensors are skipped.

@@ -7,3 +7,7 @@
 - Pairs of any tool: `pair_numbers`, `recognize`, `strip`, `import_qdq`, `diff` with `skeleton`, `survival`.
 - `lint`: rules that find nodes which a runtime refuses or runs slowly.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -26,9 +26,7 @@ from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Re
 from qdqspec._core.records import parse_json
 from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
-from qdqspec.graph.conversion import is_converted
-from qdqspec.graph.model import Model
-from qdqspec.graph.observe import observe
+from qdqspec.graph import Model, is_converted, with_outputs
 from qdqspec.graph.ops import copies_values
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.scales import REALS, as_real
@@ -154,7 +152,7 @@ def _xlogx(values: Floats) -> Floats:
     return values * np.log(np.where(values > 0, values, 1.0))
 
 
-# Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
+# Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `with_outputs`;
 # references to external data stay relative to the folder of the original. If the function has an attribute
 # ``reduced``, that runs it too and reduces the values of each output, so that fewer are transferred.
 OutputRunner: TypeAlias = Callable[[onnx.ModelProto], Callable[[Feed], Mapping[str, Array]]]
@@ -248,7 +246,7 @@ class _Watch:
         kinds = (*_FLOATS, None)
         self.wanted = {t for t in tensors if model.elem_type(t) in kinds and t not in model.constants}
         self._inputs = self.wanted & set(model.inputs)
-        self._observer = observe(model, self.wanted)
+        self._observer = with_outputs(model, self.wanted)
         self._execute = run(self._observer.proto) if self._observer.names else None
         # the masks of a model that was converted from float16 have the largest numbers of that type
         self._given_type = "float16" if is_converted(model) else ""

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto
 from pydantic import Field, TypeAdapter, ValidationError
 
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import SHAPE_SOURCES, is_default, summed_axis
 from qdqspec.graph.protos import metadata
 

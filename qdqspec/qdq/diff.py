@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
-from qdqspec.graph.conversion import converted_like
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model, converted_like
 from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
 from qdqspec.qdq.pair_numbers import Numbers
@@ -276,7 +275,7 @@ _KINDS = {
 }
 
 
-def to_json(diff: QdqDiff) -> dict[str, object]:
+def differences_to_json(diff: QdqDiff) -> dict[str, object]:
     """All differences, never truncated."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -292,7 +291,7 @@ def to_json(diff: QdqDiff) -> dict[str, object]:
     }
 
 
-def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
+def differences_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     """The differences as text: a summary first, then each difference, ``most`` of a kind."""
     lines = [_write_headline(diff)]
     added = [(_write_place(pair), _describe_pair(pair.after)) for pair in diff.added if pair.after]

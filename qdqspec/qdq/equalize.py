@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.graph.protos import copied, metadata, refill, values_of_constants, with_value
 from qdqspec.qdq.chains import (
     EQUALIZED,

@@ -16,7 +16,7 @@ from onnx.utils import Extractor
 
 from qdqspec._core.arrays import Array, Shape
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.protos import copied, refill
 from qdqspec.types import Consumer, Placement
 

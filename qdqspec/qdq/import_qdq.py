@@ -14,9 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from qdqspec._core.units import count_text, names_text
-from qdqspec.graph.conversion import converted_like, is_converted
-from qdqspec.graph.fold import folded_like
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model, converted_like, folded_like, is_converted
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of

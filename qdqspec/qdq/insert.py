@@ -17,10 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.conversion import raise_opset
-from qdqspec.graph.dynamic_kernels import with_kernels
-from qdqspec.graph.flat import closed, flat_form, scopes_of
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model, WeightStore, closed, flat_form, raise_opset, scopes_of, with_kernels
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
     copied,
@@ -31,7 +28,6 @@ from qdqspec.graph.protos import (
     rename_tensors,
     with_value,
 )
-from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.qdq.formats import RUN_TIME
 from qdqspec.qdq.pairs import Pair, PairMaker, QuantSource, makes_output

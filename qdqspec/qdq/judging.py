@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from qdqspec.graph.conversion import with_integer_kernels
-from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node, fold_weights, with_integer_kernels
 from qdqspec.graph.ops import CONTROL, is_constant_node, is_float
-from qdqspec.graph.regions.flow import flow_of
-from qdqspec.graph.regions.inspect import Judged
+from qdqspec.graph.regions import Judged, flow_of
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, type_name

@@ -17,8 +17,7 @@ from math import prod
 import numpy as np
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, Model, Node, fold_weights
 from qdqspec.graph.ops import is_commutative
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import equalized, misfit_of

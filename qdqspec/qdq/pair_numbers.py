@@ -14,8 +14,7 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.dynamic_kernels import QUANTIZE
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node
 from qdqspec.graph.ops import FLOATS, is_default
 from qdqspec.graph.trt import (
     DOMAIN,

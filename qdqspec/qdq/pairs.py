@@ -21,12 +21,9 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE, encoded
-from qdqspec.graph.flat import names_in, numbered_name
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import CARRIED, QUANTIZE, Model, Node, WeightStore, encoded, names_in, numbered_name
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import all_graphs, copied, metadata
-from qdqspec.graph.storage import WeightStore
 from qdqspec.graph.trt import (
     DOMAIN,
     FP4_DYNAMIC,

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from yaml.events import AliasEvent
 
 from qdqspec.errors import PlacementError, StateError
-from qdqspec.graph.check import first_line
-from qdqspec.graph.regions.pattern import PatternGranularity
+from qdqspec.graph import first_line
+from qdqspec.graph.regions import PatternGranularity
 from qdqspec.qdq.region_schemes import Frames, Scheme, find_ends, parse_scheme, placement_of, schemes_of
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Region, Trial

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError, PlacementError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.qdq.ranges import Saturation, TensorRange
 from qdqspec.qdq.scales import (

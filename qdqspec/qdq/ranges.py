@@ -22,9 +22,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node, joined
 from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
-from qdqspec.graph.unify import joined
 
 _STEPS = 255  # of an 8-bit range
 _POINTS = 1025  # of the grid over the range; fewer if there is a function for each channel
@@ -191,7 +190,7 @@ class _Function:
 
         No constant has more ``dimensions``.
         """
-        from qdqspec.graph.definition import evaluator_of  # imported late: it takes as long as all of onnx
+        from qdqspec.graph import evaluator_of  # imported late: it takes as long as all of onnx
 
         values = grid.reshape(-1, *[1] * dimensions)
         inputs = [helper.make_tensor_value_info(t, TensorProto.FLOAT, values.shape) for t in self.group]

@@ -15,10 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import CARRIED
-from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.fold import with_constant_numbers
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import CARRIED, Model, Node, with_constant_numbers, with_pairs
 from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import DOMAIN

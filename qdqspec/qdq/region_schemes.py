@@ -16,10 +16,9 @@ from functools import cache, cached_property
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import is_commutative
-from qdqspec.graph.regions.flow import flow_of
-from qdqspec.graph.regions.pattern import PatternGranularity, PatternMaker
+from qdqspec.graph.regions import PatternGranularity, PatternMaker, flow_of
 from qdqspec.qdq.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 

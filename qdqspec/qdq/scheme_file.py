@@ -19,9 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from qdqspec._core.records import TooLargeError, content_sum, read_json
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
-from qdqspec.graph.conversion import FLOAT16, computes_in_float16, in_float32, with_types
-from qdqspec.graph.model import Model
-from qdqspec.graph.storage import write_text
+from qdqspec.graph import FLOAT16, Model, computes_in_float16, in_float32, with_types, write_text
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
 from qdqspec.qdq.formats import QuantParams, number_format
 from qdqspec.qdq.insert import Inserted, insert_qdq

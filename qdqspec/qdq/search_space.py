@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.graph.ops import is_default
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import RUN_TIME, number_format

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqspec.graph.fold import folded_like
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node, folded_like
 from qdqspec.graph.ops import is_constant_node
 from qdqspec.graph.protos import copied
 from qdqspec.qdq.strip import StrippedModel

@@ -12,10 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec._core.units import names_text
-from qdqspec.graph.conversion import converted_like, raise_opset
-from qdqspec.graph.flat import closed
-from qdqspec.graph.fold import folded_like
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, Model, Node, closed, converted_like, folded_like, raise_opset, tensor_bytes
 from qdqspec.graph.protos import (
     all_graphs,
     copied,
@@ -29,7 +26,6 @@ from qdqspec.graph.protos import (
     rename_tensors,
     with_value,
 )
-from qdqspec.graph.storage import tensor_bytes
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.qdq.equalize import branches_of, restored
 from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised

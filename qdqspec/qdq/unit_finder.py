@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import onnx
 
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import (
     FLOATS,
     NEVER,

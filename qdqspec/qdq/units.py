@@ -17,7 +17,7 @@ from typing import TypeAlias
 from onnx import TensorProto
 
 from qdqspec._core import hooks
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import RUN_TIME, NumberFormat, number_format

@@ -5,11 +5,6 @@
 - `Search`: the loop. `Contest`: who wins. `Limits`: who may win.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from qdqspec.search.base import Proposal, SearchSetup, Strategy
-from qdqspec.search.guide import AccuracyOracle
-from qdqspec.search.limits import Limits
-from qdqspec.search.loop import Contest, Search
-
-__all__ = ["AccuracyOracle", "Contest", "Limits", "Proposal", "Search", "SearchSetup", "Strategy"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.guide import AccuracyOracle, Guide
 from qdqspec.search.limits import Limits

@@ -16,12 +16,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.graph import joined
 from qdqspec.graph.ops import WEIGHT_INPUT
-from qdqspec.graph.regions.flow import flow_of
-from qdqspec.graph.regions.pattern import PatternMaker
-from qdqspec.graph.unify import joined
-from qdqspec.qdq.region_schemes import Frames
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.graph.regions import PatternMaker, flow_of
+from qdqspec.qdq import Frames, SchemeSpace
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 LINEAR = frozenset(WEIGHT_INPUT)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import Labels, simple_labels
 from qdqspec.types import LabelNoise, Placement, Trial, kind_of
 

@@ -14,7 +14,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import (
     FLOAT,
     FP,

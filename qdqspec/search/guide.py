@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.accuracy.compare import power_of
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.accuracy import power_of
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import UnitBlock, block_labels, spent_by_unit
 from qdqspec.search.energy import Energy
 from qdqspec.search.limits import Limits

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qdqspec.accuracy.evaluator import Evaluator, Offset, Runs
+from qdqspec.accuracy import Evaluator, Offset, Runs
 from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.evaluator import Runs
-from qdqspec.backends.base import Engine
+from qdqspec.accuracy import Runs
+from qdqspec.backends import Engine
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.journal import Journal
 from qdqspec.search.limits import Limits
-from qdqspec.timing.bench import FLOOR_EPS, Bench
-from qdqspec.timing.race import both_of, profiled, warmed
+from qdqspec.timing import FLOOR_EPS, Bench, both_of, profiled, warmed
 from qdqspec.types import NO_PAIRS, NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 
 Watch = Callable[[Progress], None]

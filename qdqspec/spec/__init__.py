@@ -3,8 +3,6 @@
 - `Spec`: a spec as Python writes it. `load_spec` reads a file.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from qdqspec.spec.models import Spec, load_spec
-
-__all__ = ["Spec", "load_spec"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -31,12 +31,11 @@ from qdqspec._core import hooks, registry
 from qdqspec._core.arrays import Array
 from qdqspec._core.options import ARGUMENTS, LIBRARIES, PATH
 from qdqspec._core.registry import DEFAULT_BACKEND
-from qdqspec.backends.base import Backend, BuildOptions, Capabilities, Engine
+from qdqspec.backends import Backend, BuildOptions, Capabilities, Engine
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.formats import FORMATS
+from qdqspec.graph import Model, load_model
+from qdqspec.qdq import FORMATS, SchemeSpace
 from qdqspec.qdq.lint import lint_model, rules_for
-from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import LABELS
 
 Build: TypeAlias = Callable[[onnx.ModelProto], Engine]

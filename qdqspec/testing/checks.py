@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import pytest
 from pydantic import ValidationError
 
-from qdqspec.checks.base import Check, CheckParams
+from qdqspec.checks import Check, CheckParams
 from qdqspec.types import CheckSpec, Evidence, Outcome, Verdict
 
 Example: TypeAlias = tuple[dict[str, Any], Evidence]  # parameters as in a spec, and the evidence

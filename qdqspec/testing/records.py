@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qdqspec._core.registry import DEFAULT_BACKEND, resolve
-from qdqspec.checks.base import Check, CheckParams
+from qdqspec.checks import Check, CheckParams
 from qdqspec.types import (
     EXACT_DB,
     AccuracyBound,

@@ -18,11 +18,10 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqspec.backends.base import Capabilities
-from qdqspec.graph.model import Model
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.qdq.units import Unit
-from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.backends import Capabilities
+from qdqspec.graph import Model
+from qdqspec.qdq import SchemeSpace, Unit
+from qdqspec.search import Proposal, SearchSetup, Strategy
 from qdqspec.types import NOT_CANDIDATES, Kind, Label, LayerTime, Placement, Race, Samples, Trial
 
 _TEXT = """<ir_version: 8, opset_import: ["" : 17]>

@@ -2,6 +2,9 @@
 
 - `bench`: builds placements, races them and times them together. `race`: two engines in interleaved pairs, at each of
   the shapes of a case. `together`: several builds of several models in one interleaved run.
-- `stats`: intervals and tests. `explained`: which kernels make a model faster or slower.
-- `lock`: one timed run on a device at a time. `store`: the cache folder. `environment`: another interpreter's runtime.
+- `stats`: intervals and tests. `lock`: one timed run on a device at a time. `environment`: another interpreter's runtime.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,13 +16,12 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.accuracy.evaluator import Runs
-from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine
-from qdqspec.backends.open_engines import Engines, HasMemory, has_memory
+from qdqspec.accuracy import Runs
+from qdqspec.backends import PLAIN, Backend, BuildOptions, Engine, Engines, HasMemory, has_memory
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.race import MOST_RUNS, Load, Turn, attach, profiled, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
-from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined, merged
+from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined_samples, merged
 from qdqspec.types import (
     NO_PAIRS,
     Clock,
@@ -257,7 +256,7 @@ class Bench:
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [build.on(self.clock) for build in built.samples["noise"]]
         eps = min(0.5, max(FLOOR_EPS, 2 * build_deviation(times)))
-        return eps, joined(built.samples["noise"])
+        return eps, joined_samples(built.samples["noise"])
 
     def compare(
         self,
@@ -309,7 +308,7 @@ class Bench:
             profiles.append(ProfileLatency(name=load.name, share=load.share, ratios=at_load))
         return LatencyEvidence(
             clock=clock,
-            samples={role: joined(found.samples[each]) for role, each in present.items()},
+            samples={role: joined_samples(found.samples[each]) for role, each in present.items()},
             ratios=predicted,
             tested=_tests(ratios),
             speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,

@@ -17,8 +17,7 @@ from pathlib import Path
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import python_command
 from qdqspec._core.records import from_data, to_data
-from qdqspec.backends.base import Availability, BuildOptions
-from qdqspec.backends.isolation.worker import options_from_json, options_to_json
+from qdqspec.backends import Availability, BuildOptions, options_from_json, options_to_json
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.types import DeviceKey
 
@@ -86,7 +85,7 @@ class Environment:
 
 
 def _main(backend: str, options: str) -> None:
-    from qdqspec.backends.base import backend_named
+    from qdqspec.backends import backend_named
 
     words = options_from_json(json.loads(options))
     found = backend_named(backend)

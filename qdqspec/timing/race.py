@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.backends.base import Engine
+from qdqspec.backends import Engine
 from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 

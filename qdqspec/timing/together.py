@@ -19,8 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec._core.units import count_text
-from qdqspec.backends.base import Engine
-from qdqspec.backends.open_engines import HasMemory, MemoryShortError, has_memory, is_memory_error
+from qdqspec.backends import Engine, HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.timing.race import Turn, on_each_clock, settle
 from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios, trimmed_error
@@ -77,7 +76,7 @@ class Together:
         return {name: each.test.enclosing for name, each in self.estimates(base, clock).items()}
 
 
-def joined(builds: Sequence[Samples]) -> Samples:
+def joined_samples(builds: Sequence[Samples]) -> Samples:
     """The samples of several builds, one build after the other."""
     return sum(builds, Samples())
 
@@ -275,7 +274,7 @@ class FreshBuilds:
                 except (BackendError, PlacementError) as error:
                     failures[name] = error
                     del pairs[name]
-        typical = joined([beside for group in pairs.values() for _, beside in group])
+        typical = joined_samples([beside for group in pairs.values() for _, beside in group])
         samples: dict[str, list[Samples]] = {}
         for name, group in pairs.items():
             scaled = [on_each_clock(_by_round, *pair, typical) for pair in group]

@@ -11,12 +11,12 @@ from qdqspec._core import registry
 
 
 def third_party_after(code: str) -> list[str]:
-    """Top-level modules outside the standard library that a fresh interpreter has after ``code``."""
+    """Top-level modules outside the standard library that a fresh interpreter has after ``code``, but for the loader."""
     program = (
         "import sys; before = set(sys.modules)\n"
         f"{code}\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
-        "print(' '.join(sorted(new - set(sys.stdlib_module_names) - {'qdqspec'})))"
+        "print(' '.join(sorted(new - set(sys.stdlib_module_names) - {'qdqspec', 'lazy_loader'})))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return found.stdout.split("\n")[-2].split()

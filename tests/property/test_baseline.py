@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.checks.baselines import Baseline, Entry, RoleTimes, read_baseline, update_baseline
 from qdqspec.errors import StateError

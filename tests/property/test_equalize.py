@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from chain_models import ENDS, IMAGE_STEPS, TOKEN_STEPS, image_model, token_model
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx_text import outputs_of
 from random_models import random_inputs
 

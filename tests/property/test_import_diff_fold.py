@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx_text import outputs_of
 from random_models import MODES, placed_models, quantized_model, random_inputs, ranges_for
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx_text import outputs_of
 from random_models import MODES, bytes_of, placed_models, quantized_model, random_inputs, ranges_for
 

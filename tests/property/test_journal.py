@@ -6,8 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.search.journal import Journal, read_journal, trial_from_json, trial_to_json

@@ -6,8 +6,7 @@ import functools
 from pathlib import Path
 
 import onnx
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from random_models import MODES, placed_models, quantized_model
 
 from qdqspec._core.hooks import all_names

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import readers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from qdqspec.errors import QdqspecError, SpecError
 from qdqspec.spec.models import Spec

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from changed_models import renamed_and_reordered
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx_text import parsed
 from random_models import onnx_models
 

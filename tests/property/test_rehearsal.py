@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from random_models import onnx_models, placements, random_inputs, ranges_for
 from rehearsing import built_outputs, rehearsal_of
 

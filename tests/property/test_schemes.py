@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from changed_models import renamed_and_reordered
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from random_models import onnx_models, placements
 
 from qdqspec.backends.onnxruntime import backend

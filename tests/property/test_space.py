@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from onnx_text import outputs_of
 from random_models import onnx_models, random_inputs, ranges_for
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from qdqspec._core.units import without_passwords
 from qdqspec.backends.tensorrt.layers import (

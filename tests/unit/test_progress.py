@@ -7,8 +7,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec._core.progress import Deadline, Heartbeat, ProgressBar, bar_texts, can_draw, heartbeat_line
 from qdqspec._core.units import (

@@ -16,10 +16,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
-from qdqspec.qdq.formats import QuantParams, number_format
-from qdqspec.qdq.pairs import biased_layer
-from qdqspec.qdq.quantizer import weight_key
-from qdqspec.qdq.scales import dequantize, quantize
+from qdqspec.qdq import QuantParams, biased_layer, dequantize, number_format, quantize, weight_key
 from qdqspec.types import Consumer, Site
 
 if TYPE_CHECKING:

@@ -17,9 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.graph.model import Model
-from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
-from qdqspec.qdq.equalize import ScaledValues, branches_of, equalized
+from qdqspec.graph import Model
+from qdqspec.qdq import (
+    Absorber,
+    Chain,
+    Equalization,
+    ScaledConstant,
+    ScaledValues,
+    branches_of,
+    equalized,
+    find_chains,
+)
 
 if TYPE_CHECKING:
     from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem

@@ -25,11 +25,8 @@ from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
 from qdqspec.accuracy.switches import Values
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model
-from qdqspec.graph.storage import write_text
-from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
-from qdqspec.qdq.quantizer import Corrections, Quantizer, WeightKey
-from qdqspec.qdq.ranges import TensorRange
+from qdqspec.graph import Model, write_text
+from qdqspec.qdq import EQUALIZATIONS, Corrections, Equalization, Quantizer, TensorRange, WeightKey
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]

@@ -9,9 +9,9 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from qdqspec._core.arrays import Array, Feed, Floats, Floats32
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.qdq.units import weight_input
+from qdqspec.qdq import weight_input
 from qdqspec.types import Site
 
 # The values of tensors in a run on each feed.

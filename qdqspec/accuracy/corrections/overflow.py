@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec.accuracy.corrections.layers import LinearLayer, Observe, find_layers
-from qdqspec.graph.model import Model
-from qdqspec.qdq.formats import QuantParams
+from qdqspec.graph import Model
+from qdqspec.qdq import QuantParams
 from qdqspec.types import Site
 
 _Floats: TypeAlias = npt.NDArray[np.floating]

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
-from qdqspec.qdq.quantizer import Corrections
-from qdqspec.qdq.ranges import TensorRange, tie_ranges
+from qdqspec.qdq import Corrections, TensorRange, tie_ranges
 from qdqspec.types import Method
 
 if TYPE_CHECKING:

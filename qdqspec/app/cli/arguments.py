@@ -15,8 +15,8 @@ from qdqspec._core.config import Settings, add_options, find_root, flags_given, 
 from qdqspec.types import FixedValue, Inputs, InputShape, ShapeProfile
 
 if TYPE_CHECKING:
-    from qdqspec.accuracy.given_data import GivenFiles
-    from qdqspec.graph.model import Model
+    from qdqspec.accuracy import GivenFiles
+    from qdqspec.graph import Model
 
 
 # ---- declaration ---------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 def model_given(path: Path, fixed: Mapping[str, FixedValue] | None = None) -> Model:
     """Load the model of a file as `tune` does: local functions inlined, inputs fixed to values."""
-    from qdqspec.graph.given import given_model
+    from qdqspec.graph import given_model
 
     return given_model(path.absolute(), fixed or {})
 
@@ -274,7 +274,7 @@ def inputs_given(
 
     Raises `SpecError` for data that is no table as in a spec.
     """
-    from qdqspec.spec.inline import data_source
+    from qdqspec.spec import data_source
 
     if arguments.shapes is not None:
         fixed = {name: InputShape.of((*dims,)) for name, dims in arguments.shapes.items()}
@@ -289,6 +289,6 @@ def inputs_given(
 @cache
 def _given_files() -> GivenFiles:
     """Files of data loaders, until the command ends."""
-    from qdqspec.accuracy.given_data import GivenFiles
+    from qdqspec.accuracy import GivenFiles
 
     return GivenFiles()

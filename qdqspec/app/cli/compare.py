@@ -173,7 +173,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     from qdqspec.app.report.compare import UPGRADE_SCHEMA_VERSION, upgrade_text
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
-    from qdqspec.timing.environment import Environment
+    from qdqspec.timing import Environment
 
     def joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
         """Each fact once: a name may have spaces in the facts of a backend and not in the details of its device."""

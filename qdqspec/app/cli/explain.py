@@ -33,10 +33,9 @@ from qdqspec.types import Case, DefinitionEvidence, Inputs
 
 if TYPE_CHECKING:
     from qdqspec._core.config import Settings
-    from qdqspec.graph.model import Model, Node
-    from qdqspec.qdq.import_qdq import Imported
-    from qdqspec.qdq.scheme_file import SchemeFile
-    from qdqspec.timing.explained import ExplainedEngine
+    from qdqspec.app.evidence.explained import ExplainedEngine
+    from qdqspec.graph import Model, Node
+    from qdqspec.qdq import Imported, SchemeFile
     from qdqspec.types import Clock, Evidence, SearchResult, Trial
 
 _GRAPH = ".graph.json"
@@ -123,7 +122,7 @@ def _from_files(what: Sequence[str]) -> list[ExplainedEngine]:
     missing file, and for a binary one, which is no layer information.
     """
     from qdqspec._core import hooks
-    from qdqspec.timing.explained import ExplainedEngine
+    from qdqspec.app.evidence.explained import ExplainedEngine
 
     paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
     for path in (path for parts in paths for path in parts):
@@ -239,7 +238,7 @@ def _engines_of_run(
 
 def _read_trials(path: Path) -> Iterator[Trial]:
     """The readable trials of a journal; another process may be writing the last line."""
-    from qdqspec.search.journal import trial_from_json
+    from qdqspec.search import trial_from_json
 
     if not path.is_file():
         return
@@ -259,8 +258,7 @@ def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
-    from qdqspec.graph.dynamic_pairs import with_pairs
-    from qdqspec.graph.model import QDQ_OPS, require_path
+    from qdqspec.graph import QDQ_OPS, require_path, with_pairs
 
     left, notes = values_left(path, inputs.values)
     model = model_given(path, left)
@@ -286,9 +284,8 @@ def _from_model(
 def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
     """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
     from qdqspec._core.files import TemporaryFolder
-    from qdqspec.graph.model import require_path
-    from qdqspec.graph.storage import save_model
-    from qdqspec.qdq.strip import strip_qdq
+    from qdqspec.graph import require_path, save_model
+    from qdqspec.qdq import strip_qdq
 
     if original is not None:
         yield original
@@ -303,8 +300,7 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
     """Notes on a model that was converted from the float16 of its reference to float32, and on recurrent operators
     without an integer kernel.
     """
-    from qdqspec.graph.conversion import computes_in_float16, is_converted
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph import computes_in_float16, is_converted, load_model
 
     if not reference.is_file():
         return ()
@@ -321,18 +317,16 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
 
 def _require_shapes(model: Model, inputs: Inputs) -> None:
     """Raise `ModelError` if shapes are missing, naming the user's file and not a copy without pairs."""
-    from qdqspec.accuracy.data import shaped_by_data
-    from qdqspec.accuracy.shapes import resolve_shapes
+    from qdqspec.accuracy import resolve_shapes, shaped_by_data
 
     resolve_shapes(model, shaped_by_data(model, inputs))
 
 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
+    from qdqspec.app.evidence.explained import ExplainedEngine
     from qdqspec.app.evidence.timing import profile_models
-    from qdqspec.backends.base import BuildOptions
-    from qdqspec.backends.isolation.isolated import Isolated
-    from qdqspec.graph.model import QDQ_OPS, load_model
-    from qdqspec.timing.explained import ExplainedEngine
+    from qdqspec.backends import BuildOptions, Isolated
+    from qdqspec.graph import QDQ_OPS, load_model
 
     def reads_pair(model: Model, node: Node) -> bool:
         """Whether a node reads a dequantized activation."""
@@ -402,8 +396,7 @@ def _meant(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
-    from qdqspec.qdq.import_qdq import import_placement
-    from qdqspec.qdq.scheme_file import read_scheme
+    from qdqspec.qdq import import_placement, read_scheme
 
     (what,) = arguments.what
     if what.endswith(".onnx"):

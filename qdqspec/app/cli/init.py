@@ -27,10 +27,10 @@ from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
 
 if TYPE_CHECKING:
-    from qdqspec.accuracy.data import Dataset
-    from qdqspec.backends.base import Capabilities
-    from qdqspec.graph.model import Model
-    from qdqspec.graph.regions.inspect import Judged
+    from qdqspec.accuracy import Dataset
+    from qdqspec.backends import Capabilities
+    from qdqspec.graph import Model
+    from qdqspec.graph.regions import Judged
 
 _IMAGE, _SEQUENCE, _SOUND, _OTHER = 224, 128, 16000, 16  # guesses for dimensions that a model leaves open
 _FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
@@ -120,9 +120,8 @@ def init(arguments: argparse.Namespace) -> int:
 
     An existing file is never overwritten.
     """
-    from qdqspec.accuracy.data import shaped_by_data
-    from qdqspec.graph.given import cautions
-    from qdqspec.graph.model import load_model
+    from qdqspec.accuracy import shaped_by_data
+    from qdqspec.graph import cautions, load_model
 
     settings, path = settings_from(arguments), arguments.output
     if path is None:
@@ -181,8 +180,8 @@ def _spec_text(
     """
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-    from qdqspec.backends.base import BuildOptions, backend_named
-    from qdqspec.graph.model import require_path
+    from qdqspec.backends import BuildOptions, backend_named
+    from qdqspec.graph import require_path
 
     backend, options, usual = (
         backend_named(settings.backend),
@@ -238,9 +237,8 @@ def _spec_text(
 
 def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
     """The backend's formats that some operator of the model can have."""
-    from qdqspec.graph.conversion import with_integer_kernels
-    from qdqspec.graph.fold import fold_weights
-    from qdqspec.qdq.search_space import SchemeSpace
+    from qdqspec.graph import fold_weights, with_integer_kernels
+    from qdqspec.qdq import SchemeSpace
 
     base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
     folded = fold_weights(base).model
@@ -254,7 +252,7 @@ def _possible_formats(model: Model, capabilities: Capabilities) -> list[str]:
 def _state_facts(
     model: Model, found: Judged, target: str, shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning
+    from qdqspec.graph.regions import forecast_line, forecast_tuning
 
     ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
     yield f"opset {model.opset}, {ops.total()} nodes: {_counts_text(ops)}"
@@ -284,7 +282,7 @@ def _propose_inputs(model: Model, known: Mapping[str, InputShape]) -> list[Input
     """
     import onnx
 
-    from qdqspec.accuracy.shapes import named_dims
+    from qdqspec.accuracy import named_dims
 
     proposed, names = list[InputDraft](), dict[str, Sequence[int | str | None]]()
     for name in model.inputs:
@@ -319,8 +317,8 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
 
     ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
     """
-    from qdqspec.accuracy.metrics import fitting_metric
-    from qdqspec.graph.model import shape_text
+    from qdqspec.accuracy import fitting_metric
+    from qdqspec.graph import shape_text
 
     if not path.exists():
         cure = "--data takes one file or folder"
@@ -394,8 +392,7 @@ def _fitting_dataset(model: Model, path: Path) -> Dataset | None:
 
 
 def _open_dataset(model: Model, path: Path) -> Dataset:
-    from qdqspec.accuracy.data import open_data, shaped_by_data
-    from qdqspec.accuracy.shapes import input_specs
+    from qdqspec.accuracy import input_specs, open_data, shaped_by_data
 
     shaped = shaped_by_data(model, Inputs(calibration=path))
     return open_data(path, input_specs(model, shaped))

@@ -20,8 +20,8 @@ from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, 
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from qdqspec._core.store import Store
     from qdqspec.app.cluster.worker import Announcement, WorkerInfo
-    from qdqspec.timing.store import Store
 
 _MONTH = 30 * 86400.0  # seconds
 _PORT = 8786
@@ -34,7 +34,7 @@ _PORT = 8786
 )
 def doctor(arguments: argparse.Namespace) -> int:
     """List which backends work here, and how to get the others. Exits 0 when the chosen one works."""
-    from qdqspec.backends.base import BuildOptions, backend_named
+    from qdqspec.backends import BuildOptions, backend_named
 
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
@@ -145,7 +145,7 @@ def _age(text: str) -> float:
 )
 def cache(arguments: argparse.Namespace) -> int:
     """List, prune, clear, export or import cached searches. Exits 1 where an entry is damaged."""
-    from qdqspec.timing.store import Store
+    from qdqspec._core.store import Store
 
     store = Store(settings_from(arguments).cache_dir)
     if (arguments.file is None) is (arguments.action in ("export", "import")):

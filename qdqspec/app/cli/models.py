@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import onnx
 
     from qdqspec._core.config import Settings
-    from qdqspec.graph.model import Model
-    from qdqspec.graph.regions.inspect import InspectSection, Judged
+    from qdqspec.graph import Model
+    from qdqspec.graph.regions import InspectSection, Judged
 
 
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
@@ -73,11 +73,15 @@ def _positive(text: str) -> int:
 )
 def inspect(arguments: argparse.Namespace) -> int:
     """Print regions, their patterns and quantizable operators."""
-    from qdqspec.accuracy.data import shaped_by_data
-    from qdqspec.accuracy.shapes import require_inputs
-    from qdqspec.graph.regions.forecast import forecast_tuning
-    from qdqspec.graph.regions.inspect import find_bodies, inspect_model, render_text, to_json
-    from qdqspec.graph.regions.search import find_regions
+    from qdqspec.accuracy import require_inputs, shaped_by_data
+    from qdqspec.graph.regions import (
+        find_bodies,
+        find_regions,
+        forecast_tuning,
+        inspect_model,
+        inspection_text,
+        inspection_to_json,
+    )
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)
@@ -93,21 +97,21 @@ def inspect(arguments: argparse.Namespace) -> int:
         bodies=find_bodies(model, regions, find),
         forecast=forecast_tuning(model, TIMED_TRIALS["default"], known),
     )
-    text = render_text(
+    text = inspection_text(
         inspection,
         verbose=arguments.verbose,
         lines=arguments.lines,
         include_all=arguments.include_all,
         only=[section for section in SECTIONS if getattr(arguments, section)],
     )
-    return answer(arguments, to_json(inspection), text)
+    return answer(arguments, inspection_to_json(inspection), text)
 
 
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
-    from qdqspec.backends.base import BuildOptions, backend_named
-    from qdqspec.graph.conversion import with_integer_kernels
-    from qdqspec.qdq.judging import judge
+    from qdqspec.backends import BuildOptions, backend_named
+    from qdqspec.graph import with_integer_kernels
+    from qdqspec.qdq import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
@@ -128,8 +132,8 @@ def judged(model: Model, settings: Settings) -> Judged:
 )
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
-    from qdqspec.graph.model import Model
-    from qdqspec.qdq.scheme_file import apply_scheme
+    from qdqspec.graph import Model
+    from qdqspec.qdq import apply_scheme
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
@@ -149,9 +153,7 @@ def _write(
     **counts: int,
 ) -> int:
     """Write what was ``made`` of a model, and conclude with the warnings of ONNX's checker about it."""
-    from qdqspec.graph.check import type_problem
-    from qdqspec.graph.model import load_model, require_path
-    from qdqspec.graph.storage import save_model
+    from qdqspec.graph import load_model, require_path, save_model, type_problem
 
     save_model(made, arguments.output, inputs=inputs, base=require_path(model).parent)
     try:
@@ -180,8 +182,8 @@ def _write(
 )
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
-    from qdqspec.graph.model import Model
-    from qdqspec.qdq.strip import strip_qdq
+    from qdqspec.graph import Model
+    from qdqspec.qdq import strip_qdq
 
     model = model_given(arguments.model)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
@@ -203,9 +205,8 @@ def _dequantized(model: Model) -> int:
 
     Operators of integers and floats count as the pairs that they replace.
     """
-    from qdqspec.graph.dynamic_pairs import with_pairs
-    from qdqspec.graph.fold import with_constant_numbers
-    from qdqspec.qdq.pair_numbers import is_op, makes_scale
+    from qdqspec.graph import with_constant_numbers, with_pairs
+    from qdqspec.qdq import is_op, makes_scale
 
     model = with_pairs(with_constant_numbers(model))
     made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
@@ -229,8 +230,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
     """
-    from qdqspec.qdq.import_qdq import import_placement
-    from qdqspec.qdq.scheme_file import IMPORTED, write_scheme
+    from qdqspec.qdq import IMPORTED, import_placement, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -266,11 +266,11 @@ def import_model(arguments: argparse.Namespace) -> int:
 )
 def diff(arguments: argparse.Namespace) -> int:
     """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
-    from qdqspec.qdq.diff import diff_models, render_text, to_json
+    from qdqspec.qdq import diff_models, differences_text, differences_to_json
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
-    text = render_text(found, most=None if arguments.verbose else ROWS)
-    return answer(arguments, to_json(found), text, code=FINE if found.same else WANTING)
+    text = differences_text(found, most=None if arguments.verbose else ROWS)
+    return answer(arguments, differences_to_json(found), text, code=FINE if found.same else WANTING)
 
 
 @verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))
@@ -278,8 +278,7 @@ def fold(arguments: argparse.Namespace) -> int:
     """Fold constants and remove unread nodes. QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and operators
     of other domains are never folded.
     """
-    from qdqspec.graph.fold import fold_constants
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph import fold_constants, load_model
 
     model = load_model(arguments.model)
     result = fold_constants(model)
@@ -323,8 +322,8 @@ def lint(arguments: argparse.Namespace) -> int:
     here. Exits 1 if the target rejects one.
     """
     from qdqspec.app.evidence.builds import lint_and_load
-    from qdqspec.backends.base import BuildOptions
-    from qdqspec.qdq.lint.rules import findings_to_json, render_findings
+    from qdqspec.backends import BuildOptions
+    from qdqspec.qdq.lint import findings_to_json, render_findings
 
     if not arguments.target:
         known = ", ".join(hooks.all_names("lint_targets"))

@@ -22,7 +22,7 @@ from qdqspec.errors import ConfigError, SpecError, StateError
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
-    from qdqspec.checks.baselines import Entry, Figure, Name
+    from qdqspec.checks import Entry, Figure, Name
 
 KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
@@ -84,7 +84,7 @@ def _list_kind(kind: registry.RegistryKind, arguments: argparse.Namespace) -> in
     last = ""
     if kind == "format":
         from qdqspec.app.report.write import NAME
-        from qdqspec.spec.fields import Format
+        from qdqspec.spec import Format
 
         formats = get_args(Format)
         found[NAME] = "Markdown for the summary of a GitHub Actions job, and annotations; without a suffix"
@@ -136,7 +136,7 @@ def _entry(path: Path, case: Case, root: Path) -> dict[str, object]:
 @verb("schema", "qdqspec schema -o qdqspec.schema.json", output("PATH", "Write to a file.", required=False))
 def write_schema(arguments: argparse.Namespace) -> int:
     """Write the JSON Schema of spec files. Editors complete the keys of a spec with it."""
-    from qdqspec.spec.models import spec_schema
+    from qdqspec.spec import spec_schema
 
     text = json.dumps(spec_schema(), indent=2)
     if arguments.output is None:
@@ -177,7 +177,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
     with --qdq-update.
     """
-    from qdqspec.checks.baselines import FOLDER, find_baselines, update_baseline
+    from qdqspec.checks import FOLDER, find_baselines, update_baseline
 
     settings = settings_from(arguments)
     found: list[_Kept] = []
@@ -235,8 +235,7 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
 
     An entry of a spec in Python counts as used: its cases are known only when it runs.
     """
-    from qdqspec.checks.base import baseline_entries
-    from qdqspec.checks.baselines import FOLDER, read_baseline
+    from qdqspec.checks import FOLDER, baseline_entries, read_baseline
 
     known = read_baseline(file)
     if known is None:

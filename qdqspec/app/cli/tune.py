@@ -155,7 +155,7 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     asked = {key: value for key in flags if (value := getattr(arguments, key)) is not None}
     if not asked:
         return case
-    from qdqspec.spec.inline import with_words
+    from qdqspec.spec import with_words
 
     bounds = {bound: asked.pop(f"{bound}_shapes", {}) for bound in ("min", "opt", "max")}
     if any(bounds.values()):
@@ -249,8 +249,7 @@ def tune(arguments: argparse.Namespace) -> int:
         if arguments.reduce_failures:
             reduce_failures(session, cases)
     if model_file is not None and not errors:
-        from qdqspec.graph.model import load_model
-        from qdqspec.graph.storage import save_model
+        from qdqspec.graph import load_model, save_model
 
         (case,) = record.cases
         assert case.evidence.output is not None
@@ -304,7 +303,7 @@ def _prepare_output(cases: list[Case], settings: Settings) -> None:
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
-    from qdqspec.graph.regions.forecast import forecast_to_json
+    from qdqspec.graph.regions import forecast_to_json
 
     plans = {case.name: session.planned(case) for case in cases}
     listed = [

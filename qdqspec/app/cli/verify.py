@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from qdqspec.app.reduce import Reduced
     from qdqspec.app.session import Session
-    from qdqspec.checks.parity_params import ParityParams
+    from qdqspec.checks import ParityParams
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
 _MINUTES = 5.0  # of a reduction
@@ -83,12 +83,18 @@ def verify(arguments: argparse.Namespace) -> int:
     Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
     line has none. Exits 1 where a limit is not kept.
     """
-    from qdqspec.accuracy.notes import slice_notes
+    from qdqspec.accuracy import slice_notes
     from qdqspec.app.report.record import parity_to_json
     from qdqspec.app.report.tables import section_text
     from qdqspec.app.session import Session
-    from qdqspec.checks.kinds.parity import broken_limits, comparison_sections, noise_shares, probe_sections
-    from qdqspec.checks.parity_params import SLICE, ParityParams
+    from qdqspec.checks import (
+        SLICE,
+        ParityParams,
+        broken_limits,
+        comparison_sections,
+        noise_shares,
+        probe_sections,
+    )
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
@@ -150,7 +156,7 @@ def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
     """The limits on the command line as parameters of a check; ``None`` if there are none."""
     from pydantic import ValidationError
 
-    from qdqspec.checks.parity_params import ParityParams
+    from qdqspec.checks import ParityParams
 
     given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
     if not given:
@@ -187,8 +193,7 @@ def reduce(arguments: argparse.Namespace) -> int:
     the backend rejects them or crashes. A program that shows it is written too.
     """
     from qdqspec.app.reduce import reduce_model, with_shapes
-    from qdqspec.backends.base import BuildOptions
-    from qdqspec.backends.isolation.isolated import Isolated
+    from qdqspec.backends import BuildOptions, Isolated
 
     settings = settings_from(arguments)
     model = model_given(arguments.model, arguments.values)
@@ -213,7 +218,7 @@ def reduce_failures(session: Session, cases: Iterable[Case]) -> None:
     from qdqspec.app.preparation.files import write_placement
     from qdqspec.app.preparation.stored import make_folder
     from qdqspec.app.reduce import reduce_model
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph import load_model
 
     for case in cases:
         setup, found = session.work(case).prepared, session.work(case).found

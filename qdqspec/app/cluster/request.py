@@ -26,10 +26,9 @@ from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
 from qdqspec.app.cases import judge_case
-from qdqspec.checks.base import Check, requested
-from qdqspec.checks.baselines import FOLDER
+from qdqspec.checks import FOLDER, Check, requested
 from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
-from qdqspec.graph.model import load_model
+from qdqspec.graph import load_model
 from qdqspec.types import Case, CheckSpec, Data, DataSource
 from qdqspec.types.requests import ScoreRequest
 

@@ -18,6 +18,7 @@ from typing import Any
 from qdqspec._core.config import Settings, claim_folder
 from qdqspec._core.files import write_whole
 from qdqspec._core.records import from_data
+from qdqspec._core.store import MANIFEST
 from qdqspec.app.cluster.address import Address, require_distributed
 from qdqspec.app.cluster.client import Cluster
 from qdqspec.app.cluster.request import CACHE, OUTPUT, Answer, pack
@@ -26,11 +27,10 @@ from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, about
 from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.session import case_key
-from qdqspec.backends.base import Availability
-from qdqspec.checks.baselines import Renewal
+from qdqspec.backends import Availability
+from qdqspec.checks import Renewal
 from qdqspec.errors import ConfigError, QdqspecError
-from qdqspec.timing.lock import RunLock
-from qdqspec.timing.store import MANIFEST
+from qdqspec.timing import RunLock
 from qdqspec.types import (
     Case,
     CaseRecord,

@@ -16,23 +16,17 @@ from pathlib import Path
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy.data import random_feeds
-from qdqspec.accuracy.shapes import input_specs, with_named_dimensions
+from qdqspec.accuracy import input_specs, random_feeds, with_named_dimensions
+from qdqspec.app.evidence.explained import ExplainedEngine, Row, compare, op_of, short_place
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
-from qdqspec.backends.base import PLAIN, Backend, BuildOptions
-from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.checks.rejected import SLOWER, UNPROVED
+from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
+from qdqspec.checks import SLOWER, UNPROVED
 from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
-from qdqspec.graph.check import type_problem
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph import Model, load_model, save_model, type_problem
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
-from qdqspec.graph.storage import save_model
-from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.lint.rules import CHECKER, LOAD, RUN, VALUES, named_node, with_refusals
-from qdqspec.search.limits import Limits
-from qdqspec.search.select import is_candidate, missed_text
-from qdqspec.timing.explained import ExplainedEngine, Row, compare, op_of, short_place
+from qdqspec.qdq.lint import CHECKER, LOAD, RUN, VALUES, lint_model, named_node, with_refusals
+from qdqspec.search import Limits, is_candidate, missed_text
 from qdqspec.types import (
     DEFAULT_MIN_SQNR_DB,
     BuildEvidence,

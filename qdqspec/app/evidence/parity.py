@@ -19,21 +19,25 @@ from typing import TypeVar
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import Closing
 from qdqspec._core.registry import DEFAULT_BACKEND
-from qdqspec.accuracy.compare import SampleOutputs, compare_outputs, power_of
-from qdqspec.accuracy.compare import sqnr_db as ratio_db
-from qdqspec.accuracy.evaluator import MOST_DB, Evaluator
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Subject
+from qdqspec.accuracy import (
+    MOST_DB,
+    Evaluator,
+    Rehearsal,
+    RehearsalRefusedError,
+    RehearsedEngine,
+    SampleOutputs,
+    Subject,
+    compare_outputs,
+    power_of,
+    sqnr_db as ratio_db,
+)
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import ARITHMETIC, Definition, Resources, reference_runtime, runner
-from qdqspec.backends.base import Engine
-from qdqspec.checks.base import requests_of
+from qdqspec.backends import Engine
+from qdqspec.checks import requests_of
 from qdqspec.errors import BackendError, ModelError
-from qdqspec.graph.given import fixed_in
-from qdqspec.graph.model import Model, load_model, require_path
-from qdqspec.qdq.chains import Equalization
-from qdqspec.qdq.formats import BIAS_FORMAT
-from qdqspec.qdq.match import fit_pairs, prepared_for
-from qdqspec.qdq.scheme_file import SchemeNumbers
+from qdqspec.graph import Model, fixed_in, load_model, require_path
+from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.types import Culprit, CulpritEvidence, ParityEvidence, PlacedPair, Placement, Site, TopK
 from qdqspec.types.requests import ParityRequest
 

@@ -26,21 +26,31 @@ from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import write_whole
 from qdqspec._core.registry import resolve
-from qdqspec.accuracy.compare import OutputComparison, SampleOutputs, Typical, compare_outputs, typical_of
-from qdqspec.accuracy.shapes import InputResult, Span, input_domains, spans_of
-from qdqspec.accuracy.sources import npz_bytes, read_beside, read_members
+from qdqspec.accuracy import (
+    InputResult,
+    OutputComparison,
+    SampleOutputs,
+    Span,
+    Typical,
+    compare_outputs,
+    input_domains,
+    npz_bytes,
+    read_beside,
+    read_members,
+    spans_of,
+    typical_of,
+)
 from qdqspec.app.evidence.parity import SideBySide, both_models
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import MODEL, REFERENCE
-from qdqspec.checks.base import Check
+from qdqspec.checks import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
-from qdqspec.graph.given import OwnCopy
-from qdqspec.graph.model import require_path
+from qdqspec.graph import OwnCopy, require_path
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
 
 if TYPE_CHECKING:
-    from qdqspec.accuracy.input_search import Drawn
+    from qdqspec.accuracy import Drawn
 
 FOLDER = "parity"  # subfolder of the case's folder: what broke a check, by the id of the check
 INPUTS, FLOAT, TUNED = "inputs.json", "float.json", "tuned.json"
@@ -123,7 +133,7 @@ def search_input(
     if tuned == require_path(prepared.given):
         return ParitySearch(missing="the model is unchanged")
     # loads Hypothesis, which few cases need
-    from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
+    from qdqspec.accuracy import drawn_inputs, search_inputs
 
     data, _ = prepared.comparison_data()
     starts = list(islice(data, samples))

@@ -18,8 +18,7 @@ from qdqspec import __version__
 from qdqspec._core.config import Settings
 from qdqspec.app.evidence.timing import Measure
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.checks.base import requested
-from qdqspec.checks.baselines import (
+from qdqspec.checks import (
     Conditions,
     Entry,
     Name,
@@ -33,11 +32,12 @@ from qdqspec.checks.baselines import (
     is_stale,
     judge_change,
     read_baseline,
+    requested,
     rules_of,
     why_incomparable,
 )
 from qdqspec.errors import StateError
-from qdqspec.timing.stats import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.timing import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 

@@ -17,18 +17,14 @@ import numpy as np
 
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy.data import feed_of_shapes, open_data, random_feeds, shaped_by_data
-from qdqspec.accuracy.shapes import input_specs
+from qdqspec.accuracy import feed_of_shapes, input_specs, open_data, random_feeds, shaped_by_data
 from qdqspec.app.preparation.files import half_reference, note_float_types, plain_file
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import SAMPLES, Resources, compared_with_definition
-from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.backends import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import load_model, require_path
-from qdqspec.timing.bench import Bench
-from qdqspec.timing.race import Load, attach, settle
-from qdqspec.timing.stats import drift
-from qdqspec.timing.together import FreshBuilds, Together, joined
+from qdqspec.graph import load_model, require_path
+from qdqspec.timing import Bench, FreshBuilds, Load, Together, attach, drift, joined_samples, settle
 from qdqspec.types import (
     FLOAT32,
     NO_PAIRS,
@@ -48,7 +44,8 @@ from qdqspec.types import (
 )
 
 Measure: TypeAlias = Callable[[int, int], LatencyEvidence]  # by numbers of builds and rounds
-BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
+BUILDS = 3
+ROUNDS = 24  # the same precision as the confirmation of a search
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
@@ -255,7 +252,7 @@ def compare_runtimes(
     winner = min(accurate, key=lambda label: first[label].median)
     ratios = timed.ratios(reference, clock)
     to_winner = timed.ratios(winner, clock)
-    reference_ms = joined(timed.samples[reference]).median_ms(clock)
+    reference_ms = joined_samples(timed.samples[reference]).median_ms(clock)
 
     def measured(label: str, model: RuntimeModel) -> RuntimeModel:
         """The model with its measurement, if it has one. Milliseconds follow from the ratio, as in `LatencyLine`."""
@@ -266,7 +263,7 @@ def compare_runtimes(
             median_ms=reference_ms * ratios[label].median,
             ratio=ratios[label],
             to_winner=to_winner[label],
-            samples=joined(timed.samples[label]),
+            samples=joined_samples(timed.samples[label]),
         )
 
     return RuntimeComparison(

@@ -56,8 +56,7 @@ class PythonSpecFile(_Explained, pytest.Module):
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """The cases of its specs, named by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
-        from qdqspec.spec.fields import is_id
-        from qdqspec.spec.models import Spec
+        from qdqspec.spec import Spec, is_id
 
         cases: dict[str, Case] = {}
         for name, spec in vars(self.obj).items():
@@ -79,7 +78,7 @@ class PythonSpecFile(_Explained, pytest.Module):
 
 def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     """Apply the path restrictions of YAML specs to a spec in Python."""
-    from qdqspec.spec.fields import CURE, LEADS_OUT, path_rules
+    from qdqspec.spec import CURE, LEADS_OUT, path_rules
 
     rules = path_rules(path, settings.root, settings.allow_path)
     named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]
@@ -122,7 +121,7 @@ class CaseNode(_Explained):
 
     def collect(self) -> Iterator[CheckItem]:
         """One item per check, checks of a task metric first, so that an unknown metric fails before the search."""
-        from qdqspec.checks.base import asks_score
+        from qdqspec.checks import asks_score
 
         first: CheckItem | None = None
         for check in sorted(self.case.checks, key=asks_score, reverse=True):

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from qdqspec.app.session import Session
-    from qdqspec.graph.model import Model
+    from qdqspec.graph import Model
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def fulfils(value: str | None, comparison: str) -> bool:
 
 def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
     """The user's file of the model of fixture ``qdq_model``, which a conftest may have replaced."""
-    from qdqspec.graph.given import OwnCopy
+    from qdqspec.graph import OwnCopy
 
     model = request.getfixturevalue("qdq_model")
     while isinstance(model, OwnCopy):  # changes such as fixed inputs are made from the case, once
@@ -170,7 +170,7 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
 def failure_text(item: CheckItem, verdict: Verdict, settings: Settings, evidence: Evidence | None) -> str:
     """Headline, tables, advice, the place in the spec, and the command that judges this placement again."""
     from qdqspec.app.report.tables import section_text
-    from qdqspec.spec.problems import excerpt
+    from qdqspec.spec import excerpt
 
     spec, line = item.case.spec, item.check.line
     parts = [verdict.headline, *map(section_text, verdict.sections)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
     from qdqspec.app.session import Session
-    from qdqspec.checks.baselines import Name, Renewal
+    from qdqspec.checks import Name, Renewal
 
 # Options that may load native code or name a scheduler.
 _GUARDED = [option for option in OPTIONS if option.command_line or option.name == "backend-option"]
@@ -195,7 +195,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
         state.received.append(record_from_json(json.loads(sent["record"])))
         state.annotations += sent["annotations"]
     if sent["renewals"]:
-        from qdqspec.checks.baselines import Renewal
+        from qdqspec.checks import Renewal
 
         state.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
 

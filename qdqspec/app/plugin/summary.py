@@ -67,8 +67,7 @@ def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
     for spec, cases in {item.path: item.cases for item in selected}.items():
         folder = spec.parent / "__baselines__" / cases[0].spec_name
         if counts[spec] == sum(len(case.checks) for case in cases) and folder.is_dir():
-            from qdqspec.checks.base import baseline_entries
-            from qdqspec.checks.baselines import obsolete_entries
+            from qdqspec.checks import baseline_entries, obsolete_entries
 
             state_of(config).obsolete.update(obsolete_entries(folder, baseline_entries(cases)))
 
@@ -80,7 +79,7 @@ def write_baselines(config: pytest.Config) -> None:
     dropping = bool(state.obsolete) and settings_of(config).update == "all"
     devices = {file: "" for file, _ in state.obsolete} if dropping else {}
     for file, device in sorted((devices | {new.file: new.device for new in renewals}).items()):
-        from qdqspec.checks.baselines import update_baseline
+        from qdqspec.checks import update_baseline
 
         put = [renewal for renewal in renewals if renewal.file == file]
         dropped = sorted(name for other, name in state.obsolete if other == file) if dropping else []

@@ -18,28 +18,36 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
-from qdqspec.accuracy.corrections.find import (
+from qdqspec.accuracy import RehearsalRefusedError
+from qdqspec.accuracy.corrections import (
     MIN_SAMPLES,
+    NARROW,
     CorrectionTask,
     FoundCorrections,
     Judge,
+    PairMaxima,
     Ranges,
+    SumLimit,
+    WeightSteps,
+    chosen_equalizations,
     find_corrections,
+    find_layers,
+    observed_limits,
     read_found,
 )
-from qdqspec.accuracy.corrections.layers import find_layers
-from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
-from qdqspec.accuracy.corrections.ranges import NARROW
-from qdqspec.accuracy.rehearsal import RehearsalRefusedError
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model
-from qdqspec.qdq.chains import Equalization, branched, find_chains
-from qdqspec.qdq.equalize import equalized
-from qdqspec.qdq.quantizer import Quantizer, WeightKey
-from qdqspec.qdq.scales import along
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.graph import Model
+from qdqspec.qdq import (
+    Equalization,
+    Quantizer,
+    SchemeSpace,
+    WeightKey,
+    along,
+    branched,
+    equalized,
+    find_chains,
+)
 from qdqspec.types import Placement, Site
 
 if TYPE_CHECKING:

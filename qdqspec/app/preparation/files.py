@@ -33,17 +33,11 @@ from qdqspec.app.preparation.stored import (
     table_of,
 )
 from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
-from qdqspec.graph.model import Model, require_path
+from qdqspec.graph import LARGE, Model, WeightStore, refuse_overwriting, require_path, save_model, write_text
 from qdqspec.graph.ops import has_floats
-from qdqspec.graph.storage import LARGE, WeightStore, refuse_overwriting, save_model, write_text
-from qdqspec.qdq.equalize import branches_of, equalized
-from qdqspec.qdq.excerpt import Excerpt, Excerpts
-from qdqspec.qdq.insert import Inserter
-from qdqspec.qdq.pattern_cache import cache_text, gather
-from qdqspec.qdq.scheme_file import write_scheme
-from qdqspec.search.select import reaches
-from qdqspec.search.strategies.region import best_by_pattern
-from qdqspec.timing.race import Load
+from qdqspec.qdq import Excerpt, Excerpts, Inserter, branches_of, cache_text, equalized, gather, write_scheme
+from qdqspec.search import best_by_pattern, reaches
+from qdqspec.timing import Load
 from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placement, SearchResult, Trial
 
 Nodes = tuple[str, ...]

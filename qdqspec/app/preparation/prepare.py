@@ -13,17 +13,21 @@ from pathlib import Path
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.corrections.find import FoundCorrections, write_found
-from qdqspec.accuracy.data import Dataset, feed_of_shapes, open_data, random_feeds, shaped_by_data
-from qdqspec.accuracy.metrics import Scores
-from qdqspec.accuracy.shapes import (
+from qdqspec.accuracy import (
+    Dataset,
     InputSpec,
+    Scores,
+    feed_of_shapes,
     input_specs,
+    open_data,
+    random_feeds,
     resized,
     resolve_shapes,
     shape_profiles,
+    shaped_by_data,
     shapes_text,
 )
+from qdqspec.accuracy.corrections import FoundCorrections, write_found
 from qdqspec.app.preparation.correcting import (
     find_case_corrections,
     find_sum_limits,
@@ -45,25 +49,41 @@ from qdqspec.app.preparation.runtimes import (
 )
 from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
 from qdqspec.app.preparation.stored import header_of, search_key
-from qdqspec.backends.base import Capabilities, Engine
+from qdqspec.backends import Capabilities, Engine
 from qdqspec.errors import PatternError, QdqspecError
-from qdqspec.graph.conversion import computes_in_float16, with_integer_kernels, with_types
-from qdqspec.graph.definition import is_quantized
-from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.given import cautions, digests_of, given_model, unconfirmed_outputs, with_true_outputs
-from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.observe import observe
-from qdqspec.graph.regions.expressions import allowed_nodes, denied_nodes, parse, require_matches, unmatched
-from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.calibrate import calibrate_with, given_ranges
-from qdqspec.qdq.chains import Equalization
-from qdqspec.qdq.equalize import branches_of, equalized, touched
-from qdqspec.qdq.quantizer import Corrections, Quantizer
-from qdqspec.qdq.ranges import TensorRange, saturations, tie_ranges
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.qdq.units import format_choices
-from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.timing.race import Load
+from qdqspec.graph import (
+    Model,
+    cautions,
+    computes_in_float16,
+    digests_of,
+    fold_weights,
+    given_model,
+    is_quantized,
+    require_path,
+    unconfirmed_outputs,
+    with_integer_kernels,
+    with_outputs,
+    with_true_outputs,
+    with_types,
+)
+from qdqspec.graph.regions import allowed_nodes, denied_nodes, find_regions, parse, require_matches, unmatched
+from qdqspec.qdq import (
+    Corrections,
+    Equalization,
+    Quantizer,
+    SchemeSpace,
+    TensorRange,
+    branches_of,
+    calibrate_with,
+    equalized,
+    format_choices,
+    given_ranges,
+    saturations,
+    tie_ranges,
+    touched,
+)
+from qdqspec.spec import Problem, source_lines, spec_error
+from qdqspec.timing import Load
 from qdqspec.types import (
     Case,
     DataSource,
@@ -334,7 +354,7 @@ class Prepared:
     ) -> Iterator[Mapping[str, Array]]:
         """The values of these tensors of a model for each input."""
         inputs = set(model.inputs)
-        observer = observe(model, [tensor for tensor in tensors if tensor not in inputs])
+        observer = with_outputs(model, [tensor for tensor in tensors if tensor not in inputs])
         with ExitStack() as observers:
             execute = open_observer(self, observers, observer.proto) if observer.names else None
             for feed in feeds:

@@ -22,21 +22,14 @@ from qdqspec._core.config import Settings
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.compare import noise_power, signal_power, sqnr_db
-from qdqspec.accuracy.rehearsal import Runtime
-from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
-from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.open_engines import engines_at_once
+from qdqspec.accuracy import Runtime, noise_power, signal_power, sqnr_db
+from qdqspec.backends import Backend, BuildOptions, Engine, Isolated, backend_named, engines_at_once
 from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
-from qdqspec.graph.definition import as_defined
-from qdqspec.graph.given import random_nodes
-from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.observe import observe
+from qdqspec.graph import Model, as_defined, random_nodes, require_path, save_model, with_outputs
 from qdqspec.graph.ops import has_floats
-from qdqspec.graph.regions.search import groups_of
-from qdqspec.graph.storage import save_model
-from qdqspec.search.loop import Watch
-from qdqspec.timing.lock import DeviceLock, log_wait
+from qdqspec.graph.regions import groups_of
+from qdqspec.search import Watch
+from qdqspec.timing import DeviceLock, log_wait
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
 
 if TYPE_CHECKING:
@@ -312,7 +305,7 @@ def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
             values = list[Mapping[str, Array]]()
             for source in (definition.path, optimized):
                 given = Model(onnx.load(str(source), load_external_data=False), path=source)
-                observer, path = observe(given, names), folder / f"observer-{len(values)}.onnx"
+                observer, path = with_outputs(given, names), folder / f"observer-{len(values)}.onnx"
                 save_model(observer.proto, path, base=source.parent)
                 with closing(definition.build(path)) as engine:
                     values.append(observer.seen(engine.run(feed)))

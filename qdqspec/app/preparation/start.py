@@ -13,22 +13,26 @@ import numpy as np
 
 from qdqspec._core.units import count_text
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph.definition import is_quantized
-from qdqspec.graph.given import OwnCopy, fixed_in
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph import Model, OwnCopy, fixed_in, is_quantized, load_model
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.qdq.chains import EQUALIZED
-from qdqspec.qdq.formats import BIAS_FORMAT, number_format
-from qdqspec.qdq.import_qdq import Imported, import_placement, placement_for
-from qdqspec.qdq.match import Matcher
-from qdqspec.qdq.pattern_cache import read_cache
-from qdqspec.qdq.pattern_cache import warm_starts as cached_starts
-from qdqspec.qdq.quantizer import WeightKey, weight_key
-from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import read_scheme
-from qdqspec.qdq.search_space import project
-from qdqspec.qdq.strip import strip_qdq
-from qdqspec.search.journal import read_journal
+from qdqspec.qdq import (
+    BIAS_FORMAT,
+    EQUALIZED,
+    Imported,
+    Matcher,
+    TensorRange,
+    WeightKey,
+    import_placement,
+    number_format,
+    placement_for,
+    project,
+    read_cache,
+    read_scheme,
+    strip_qdq,
+    warm_starts as cached_starts,
+    weight_key,
+)
+from qdqspec.search import read_journal
 from qdqspec.types import Placement
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from qdqspec import __version__
 from qdqspec._core.files import explained, remove_partial
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import from_data, to_data
-from qdqspec.accuracy.sources import all_files
+from qdqspec._core.store import Store, cache_key
+from qdqspec.accuracy import all_files
 from qdqspec.errors import StateError
-from qdqspec.graph.storage import write_text
-from qdqspec.search.journal import Journal, trial_from_json, trial_to_json
-from qdqspec.timing.store import Store, cache_key
+from qdqspec.graph import write_text
+from qdqspec.search import Journal, trial_from_json, trial_to_json
 from qdqspec.types import Data, DataSource, Provenance, SearchResult, Trial
 
 if TYPE_CHECKING:

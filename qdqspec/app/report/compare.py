@@ -38,7 +38,7 @@ from qdqspec.types import (
 )
 
 if TYPE_CHECKING:
-    from qdqspec.timing.stats import BuildTimes
+    from qdqspec.timing import BuildTimes
 
 UPGRADE_SCHEMA_VERSION = 1
 MOST_LAYERS = 12  # of a case in the text of an upgrade check
@@ -169,7 +169,7 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
 
 def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     """The change of a case: one interval that covers it with and without the drift of the reference."""
-    from qdqspec.timing.stats import change_between
+    from qdqspec.timing import change_between
 
     left, right = _read_times(name, before.latency), _read_times(name, after.latency)
     notes = _note_differences(before, after)
@@ -204,7 +204,7 @@ def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
 
 
 def _read_times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
-    from qdqspec.timing.stats import BuildTimes, builds_of
+    from qdqspec.timing import BuildTimes, builds_of
 
     if latency is None or "tuned" not in latency.samples:
         return None

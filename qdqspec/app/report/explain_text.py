@@ -22,10 +22,7 @@ from qdqspec._core.units import (
     ratio_text,
     share_text,
 )
-from qdqspec.app.report.facts import gains_table
-from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
-from qdqspec.checks.rejected import candidates_section, kernel_lines
-from qdqspec.timing.explained import (
+from qdqspec.app.evidence.explained import (
     WEIGHTED_OPS,
     EngineComparison,
     ExplainedEngine,
@@ -37,6 +34,9 @@ from qdqspec.timing.explained import (
     ops_in,
     short_place,
 )
+from qdqspec.app.report.facts import gains_table
+from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
+from qdqspec.checks import candidates_section, kernel_lines
 from qdqspec.types import LayerTime, SearchResult
 
 SCHEMA_VERSION = 1

@@ -25,7 +25,7 @@ from qdqspec._core.units import (
     share_text,
     size_text,
 )
-from qdqspec.accuracy.notes import slice_text
+from qdqspec.accuracy import slice_text
 from qdqspec.app.report.tables import (
     RIGHT,
     Column,
@@ -39,7 +39,7 @@ from qdqspec.app.report.tables import (
     shown_columns,
     verdict_word,
 )
-from qdqspec.checks.rejected import HEADERS, candidate_row
+from qdqspec.checks import HEADERS, candidate_row
 from qdqspec.types import (
     ERROR_TITLE,
     BlockError,

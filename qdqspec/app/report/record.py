@@ -24,8 +24,15 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, computed_field, create_model
-from pydantic import Field as ModelField
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field as ModelField,
+    ValidationError,
+    computed_field,
+    create_model,
+)
 
 from qdqspec._core.files import RESULT
 from qdqspec._core.records import read_json, record_of

@@ -13,8 +13,8 @@ from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
 from qdqspec.app.session.tuning import FINALISTS
 from qdqspec.errors import BackendError
-from qdqspec.search.limits import Limits
-from qdqspec.search.select import (
+from qdqspec.search import (
+    Limits,
     Selection,
     choose,
     finalists,
@@ -23,7 +23,7 @@ from qdqspec.search.select import (
     reaches,
     shortfall_text,
 )
-from qdqspec.timing.bench import CONFIRM_BUILDS, Bench
+from qdqspec.timing import CONFIRM_BUILDS, Bench
 from qdqspec.types import (
     EXACT_DB,
     FLOAT32,

@@ -15,15 +15,23 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
-from qdqspec.accuracy.evaluator import MOST_DB, Evaluator, Offset
-from qdqspec.accuracy.metrics import Score, Scores
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject, find_sensitivities
-from qdqspec.accuracy.switches import sites_of
+from qdqspec.accuracy import (
+    MOST_DB,
+    Evaluator,
+    Offset,
+    Rehearsal,
+    RehearsalRefusedError,
+    Score,
+    Scores,
+    Subject,
+    find_sensitivities,
+    sites_of,
+)
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.limits import MetricLimit
+from qdqspec.qdq import SchemeSpace
+from qdqspec.search import MetricLimit
 from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
 
 LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from qdqspec._core.store import Store
 from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
 from qdqspec.app.evidence.builds import rejected_candidates
 from qdqspec.app.evidence.timing import BUILDS, ROUNDS, time_tuned
@@ -52,12 +53,10 @@ from qdqspec.app.preparation.stored import (
 )
 from qdqspec.app.session.confirm import Confirmed, confirm
 from qdqspec.app.session.tuning import Tuned, Tuning, cover_case, covers, result_of, trials_of
-from qdqspec.checks.rejected import why_text
+from qdqspec.checks import why_text
 from qdqspec.errors import BackendError, StateError
-from qdqspec.graph.model import require_path
-from qdqspec.search.loop import candidates_of
-from qdqspec.search.select import is_candidate, raw_winner
-from qdqspec.timing.store import Store
+from qdqspec.graph import require_path
+from qdqspec.search import candidates_of, is_candidate, raw_winner
 from qdqspec.types import (
     FLOAT32,
     GIVEN,

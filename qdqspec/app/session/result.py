@@ -7,16 +7,15 @@ from pathlib import Path
 
 from qdqspec._core.files import RESULT, write_whole
 from qdqspec._core.units import count_text, db_text, proved_text, ratio_text, seconds_text
-from qdqspec.accuracy.given_data import GivenFiles
+from qdqspec.accuracy import GivenFiles
 from qdqspec.app.preparation.files import take_results
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import FinishedSearch, make_folder
 from qdqspec.app.session.confirm import most_builds
 from qdqspec.app.session.tuning import strategy_for, trials_of
 from qdqspec.errors import StateError
-from qdqspec.graph.conversion import FLOAT16
-from qdqspec.graph.model import Model, require_path
-from qdqspec.graph.regions.forecast import Forecast, forecast_line, forecast_tuning
+from qdqspec.graph import FLOAT16, Model, require_path
+from qdqspec.graph.regions import Forecast, forecast_line, forecast_tuning
 from qdqspec.types import (
     EXACT_DB,
     Evidence,

@@ -15,8 +15,8 @@ from qdqspec import __version__
 from qdqspec._core.config import Settings
 from qdqspec._core.files import Closing
 from qdqspec._core.options import check_option
-from qdqspec.accuracy.given_data import GivenFiles, is_model
-from qdqspec.accuracy.metrics import joined_metrics
+from qdqspec._core.store import Store
+from qdqspec.accuracy import GivenFiles, is_model, joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.probes import Prober, read_probe
@@ -27,15 +27,12 @@ from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, r
 from qdqspec.app.session.result import Plan, Result, plan_of
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
-from qdqspec.backends.base import Availability
-from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.checks.base import raised
-from qdqspec.checks.baselines import Renewal
+from qdqspec.backends import Availability, Isolated
+from qdqspec.checks import Renewal, raised
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.import_qdq import import_placement
-from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
-from qdqspec.timing.store import Store
+from qdqspec.graph import Model, load_model
+from qdqspec.qdq import import_placement
+from qdqspec.spec import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.types import (
     Case,
     CaseRecord,

@@ -25,11 +25,10 @@ from qdqspec.app.session.oracle import Rehearser
 from qdqspec.app.session.pipeline import finish
 from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, covers, named
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph.storage import write_text
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, Strategy
-from qdqspec.search.loop import Built, Search
-from qdqspec.timing.lock import RunLock
+from qdqspec.graph import write_text
+from qdqspec.qdq import SchemeSpace
+from qdqspec.search import Built, Proposal, Search, Strategy
+from qdqspec.timing import RunLock
 from qdqspec.types import NO_PAIRS, Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from qdqspec._core.files import Closing, TemporaryFolder
 from qdqspec._core.progress import Deadline
 from qdqspec._core.registry import resolve
 from qdqspec._core.units import count_text, metric_text, share_text
-from qdqspec.accuracy.evaluator import Evaluator, Runs
+from qdqspec.accuracy import Evaluator, Runs
 from qdqspec.app.evidence.timing import clock_for
 from qdqspec.app.preparation.files import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
@@ -29,18 +29,24 @@ from qdqspec.app.preparation.runtimes import runner
 from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
-from qdqspec.backends.open_engines import engines_at_once
+from qdqspec.backends import engines_at_once
 from qdqspec.errors import BackendError, ConfigError, DataError, PlacementError
-from qdqspec.graph.conversion import FLOAT16
-from qdqspec.graph.regions.forecast import multiplications_by_node
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.search.base import Proposal, SearchSetup, Strategy, profiled
-from qdqspec.search.coverage import CoverageSearch
-from qdqspec.search.guide import repaired
-from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.search.loop import Contest, Search
-from qdqspec.timing.bench import CONFIRM_BUILDS, Bench, DriftMonitor
-from qdqspec.timing.stats import preload_scipy
+from qdqspec.graph import FLOAT16
+from qdqspec.graph.regions import multiplications_by_node
+from qdqspec.qdq import SchemeSpace
+from qdqspec.search import (
+    Contest,
+    CoverageSearch,
+    Limits,
+    MetricLimit,
+    Proposal,
+    Search,
+    SearchSetup,
+    Strategy,
+    profiled,
+    repaired,
+)
+from qdqspec.timing import CONFIRM_BUILDS, Bench, DriftMonitor, preload_scipy
 from qdqspec.types import (
     GIVEN,
     NO_PAIRS,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from qdqspec._core.registry import resolve
+from qdqspec._core.store import Store
 from qdqspec._core.units import seconds_text
-from qdqspec.accuracy.metrics import accuracy_evidence
-from qdqspec.accuracy.notes import slice_notes
+from qdqspec.accuracy import accuracy_evidence, slice_notes
 from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
 from qdqspec.app.evidence.probes import replay_failure, search_input
@@ -22,16 +22,12 @@ from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.app.preparation.stored import SCHEME, FinishedSearch
 from qdqspec.app.session.pipeline import find_winner, measure_winner
-from qdqspec.checks.base import AnyRequest, Check, needs_of, requested, requests_of, timed_out
-from qdqspec.checks.baselines import Renewal
+from qdqspec.checks import AnyRequest, Check, Renewal, needs_of, requested, requests_of, timed_out
 from qdqspec.errors import QdqspecError, StateError
-from qdqspec.graph.model import load_model, require_path
-from qdqspec.graph.regions.folding import fold_graph
-from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.scheme_file import SchemeFile, read_scheme
-from qdqspec.qdq.survival import check_survival
-from qdqspec.timing.lock import RunLock
-from qdqspec.timing.store import Store
+from qdqspec.graph import load_model, require_path
+from qdqspec.graph.regions import find_regions, fold_graph
+from qdqspec.qdq import SchemeFile, check_survival, read_scheme
+from qdqspec.timing import RunLock
 from qdqspec.types import (
     AccuracyEvidence,
     Case,

@@ -111,7 +111,7 @@ class FakeDevice:
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         """Read the model and compute its cost; fail or crash if that is configured."""
         from qdqspec.backends.fake.cost import cost_of, fraction
-        from qdqspec.graph.model import QDQ_OPS, load_model
+        from qdqspec.graph import QDQ_OPS, load_model
 
         words = OPTIONS.of(options.extra)
         loaded = load_model(model)
@@ -168,7 +168,7 @@ class FakeEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
-        from qdqspec.graph.definition import reference_outputs
+        from qdqspec.graph import reference_outputs
 
         break_down(self._words, "run")
         self._check(feeds)

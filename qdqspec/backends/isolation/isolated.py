@@ -25,8 +25,8 @@ from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Ca
 from qdqspec.backends.isolation import launch
 from qdqspec.backends.isolation.worker import options_to_json
 from qdqspec.errors import BackendError, BackendUnavailableError, OutputError
-from qdqspec.graph.storage import WEIGHTS
-from qdqspec.qdq.scales import as_real
+from qdqspec.graph import WEIGHTS
+from qdqspec.qdq import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 CALL_TIMEOUT = 120.0

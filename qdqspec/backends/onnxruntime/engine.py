@@ -33,8 +33,7 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.errors import BackendError, ModelError
-from qdqspec.graph.flat import unique_node_names
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model, unique_node_names
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:

@@ -26,9 +26,7 @@ import onnx
 from onnx import external_data_helper
 
 from qdqspec.backends._source import PAIRS, Origin, Source
-from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.flat import Scope, find_scopes
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node, Scope, find_scopes, with_pairs
 from qdqspec.graph.ops import CONTROL
 from qdqspec.types import LayerTime
 

@@ -15,15 +15,19 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVED_PAST, MOVING
-from qdqspec.graph.conversion import computes_in_float16
-from qdqspec.graph.dynamic_pairs import with_pairs
-from qdqspec.graph.model import Node
+from qdqspec.graph import Node, computes_in_float16, with_pairs
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.qdq.formats import BLOCK_SIZES
-from qdqspec.qdq.lint import rules
-from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset, unequal_scales
-from qdqspec.qdq.lint.view import LAYOUT, View, interpolates, type_name
-from qdqspec.qdq.pair_numbers import is_op
+from qdqspec.qdq import BLOCK_SIZES, is_op
+from qdqspec.qdq.lint import (
+    LAYOUT,
+    Hit,
+    View,
+    formats_newer_than_opset,
+    interpolates,
+    rule as register,
+    type_name,
+    unequal_scales,
+)
 
 TARGETS = ("onnxruntime-cpu",)
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"
@@ -38,7 +42,7 @@ _FP8 = frozenset(
     {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
 )
 
-rule = partial(rules.rule, targets=TARGETS)
+rule = partial(register, targets=TARGETS)
 
 
 @rule(

@@ -33,10 +33,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities, labels_of
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.graph.ops import copies_values, is_default
-from qdqspec.qdq.formats import BLOCK_SIZES
-from qdqspec.qdq.units import Unit, Units, with_results
+from qdqspec.qdq import BLOCK_SIZES, Unit, Units, with_results
 
 LINEAR = ("Gemm", "MatMul")
 COMPUTING = (

@@ -34,7 +34,7 @@ from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, impor
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 

@@ -12,15 +12,13 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from qdqspec.graph.model import Node
-from qdqspec.qdq.lint import rules
-from qdqspec.qdq.lint.rules import Hit
-from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
+from qdqspec.graph import Node
+from qdqspec.qdq.lint import Hit, QdqNumbers, View, rule as register, type_name
 
 _MEASURED = "measured, emulator of QAIRT 2.51.0"
 _CLIPPING = ("Clip", "Relu")
 
-rule = partial(rules.rule, targets=("onnxruntime-qnn-htp-emulator",))
+rule = partial(register, targets=("onnxruntime-qnn-htp-emulator",))
 
 
 @rule(

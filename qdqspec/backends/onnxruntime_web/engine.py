@@ -33,7 +33,7 @@ from qdqspec.backends.onnxruntime.ops import BLOCKED_4, capabilities
 from qdqspec.backends.onnxruntime_web import install
 from qdqspec.backends.onnxruntime_web.install import PACKAGE, pinned_version
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _FLAGS = ("--single-threaded-gc", "--expose-gc")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqspec.backends._source import Origin, Source
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 
 _INPUT, _CONSTANT, _OUTPUT = "Input", "Const", "Output"

@@ -13,17 +13,15 @@ import numpy as np
 from onnx import TensorProto
 
 from qdqspec.backends.openvino.engine import ABSORBED, LABELS
-from qdqspec.graph.model import Node
-from qdqspec.qdq.lint import rules
-from qdqspec.qdq.lint.rules import Hit
-from qdqspec.qdq.lint.view import View, interpolates, type_name
+from qdqspec.graph import Node
+from qdqspec.qdq.lint import Hit, View, interpolates, rule as register, type_name
 
 _MEASURED = "measured, OpenVINO 2026.4.1"
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 _CHANNELS = 1  # the axis
 _EIGHT_BITS = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
-rule = partial(rules.rule, targets=("openvino-cpu",))
+rule = partial(register, targets=("openvino-cpu",))
 
 
 @rule(

@@ -17,7 +17,7 @@ from qdqspec._core.records import parse_json
 from qdqspec.backends.base import Exported
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.errors import BackendError, StateError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole

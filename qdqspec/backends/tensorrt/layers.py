@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from qdqspec.backends._source import Source
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph import QDQ_OPS, Model
 from qdqspec.graph.ops import HEAVY
 from qdqspec.types import LayerTime
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from qdqspec.backends.tensorrt import ops
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.qdq.units import Edge, Form, Unit, Units, weight_input, with_results
+from qdqspec.qdq import Edge, Form, Unit, Units, weight_input, with_results
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"

@@ -25,12 +25,12 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.build import TimingOptions, open_network
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.errors import BackendError
-from qdqspec.qdq.lint.rules import named_node
+from qdqspec.qdq.lint import named_node
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
-    from qdqspec.graph.model import Model
+    from qdqspec.graph import Model
 
 # The compute capabilities that version 1.7 builds for ahead of time, as its API names them.
 CAPABILITIES = ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121")

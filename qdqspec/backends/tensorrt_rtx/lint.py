@@ -17,8 +17,7 @@ from qdqspec.backends.tensorrt.lint import numbers, operators, placement
 from qdqspec.backends.tensorrt.lint.operators import MEASURED
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, LARGEST_FP8_KERNEL
-from qdqspec.qdq.lint.rules import Hit, also_for, rule
-from qdqspec.qdq.lint.view import View, type_name
+from qdqspec.qdq.lint import Hit, View, also_for, rule, type_name
 
 TARGETS = ("tensorrt-rtx-1",)
 _FOREIGN_IMPORTED = ("MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")

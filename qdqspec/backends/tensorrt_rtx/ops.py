@@ -18,8 +18,8 @@ from dataclasses import replace
 from qdqspec._core.hooks import Hook
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt import ops, placement
-from qdqspec.graph.model import Model
-from qdqspec.qdq.units import Unit, Units
+from qdqspec.graph import Model
+from qdqspec.qdq import Unit, Units
 from qdqspec.types import Kind
 
 LABELS: dict[str, tuple[Kind, ...]] = {

@@ -29,7 +29,7 @@ from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
 from qdqspec.backends.trtexec.process import Report, Tool
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph import Model, load_model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _OLDEST = 10  # major: earlier ones have no strongly typed networks

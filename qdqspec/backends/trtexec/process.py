@@ -33,7 +33,7 @@ from qdqspec._core.units import signal_text, without_passwords
 from qdqspec.backends._engine import ask_program, check_names
 from qdqspec.backends.tensorrt.smi import environment
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph.model import Model
+from qdqspec.graph import Model
 from qdqspec.types import NOT_CAPTURED, ShapeProfile
 
 RunOutcome: TypeAlias = Literal["PASSED", "FAILED", ""]

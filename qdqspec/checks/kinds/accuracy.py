@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from qdqspec._core.units import metric_text, percent_text, plain, share_text, texts_apart
 from qdqspec.checks.base import CheckParams, LimitResult, require_a_limit, unmeasured, verdict_of_limits
-from qdqspec.spec.fields import MetricLimits
+from qdqspec.spec import MetricLimits
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
 from qdqspec.types.requests import Request, ScoreRequest
 

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from qdqspec._core.units import count_text, plain, share_text
 from qdqspec.checks.base import CheckParams, unmeasured, verdict
-from qdqspec.spec.fields import Fraction, short_form
-from qdqspec.spec.kinds import BackendName
+from qdqspec.spec import BackendName, Fraction, short_form
 from qdqspec.types import BuildEvidence, Evidence, EvidenceKind, Section, Verdict
 from qdqspec.types.requests import BuildRequest
 

@@ -22,7 +22,7 @@ from qdqspec._core.units import (
 )
 from qdqspec.checks.base import CheckParams, Whole, longest_match, unmeasured, untimed, verdict
 from qdqspec.checks.rejected import faster_advice
-from qdqspec.spec.fields import Number, Positive
+from qdqspec.spec import Number, Positive
 from qdqspec.types import (
     Clock,
     ClockChoice,

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import WIDTH, CheckParams, Switch, unmeasured, verdict
-from qdqspec.spec.fields import short_form
-from qdqspec.spec.kinds import LintTargetName
+from qdqspec.spec import LintTargetName, short_form
 from qdqspec.types import Evidence, EvidenceKind, FindingSeverity, Section, Verdict
 from qdqspec.types.requests import LintRequest, Request
 

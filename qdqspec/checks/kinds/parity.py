@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
-from qdqspec.accuracy.notes import NAME_WIDTH, slice_notes, slice_text
+from qdqspec.accuracy import NAME_WIDTH, slice_notes, slice_text
 from qdqspec.checks.base import WIDTH, CheckParams, unmeasured, verdict, with_content
 from qdqspec.checks.parity_params import AGREEMENT, LIMITS, SLICE, WHOLE, Limit, ParityParams, broken
 from qdqspec.types import (

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams, LimitResult, Whole, require_a_limit, unmeasured, verdict
-from qdqspec.spec.fields import short_form
+from qdqspec.spec import short_form
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
 
 Entry = Annotated[str, Field(min_length=1)]

@@ -9,7 +9,7 @@ from pydantic import Field
 from qdqspec._core.units import percent_text, plain, share_text
 from qdqspec.checks.base import WIDTH, CheckParams, untimed, verdict
 from qdqspec.checks.baselines import conditions_effect, is_stale, judge_change
-from qdqspec.spec.fields import Fraction
+from qdqspec.spec import Fraction
 from qdqspec.types import (
     Evidence,
     EvidenceKind,

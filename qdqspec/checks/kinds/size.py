@@ -15,7 +15,7 @@ from qdqspec.checks.base import (
     unmeasured,
     verdict_of_limits,
 )
-from qdqspec.spec.fields import Positive
+from qdqspec.spec import Positive
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 
 

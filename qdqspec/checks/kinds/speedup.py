@@ -10,7 +10,7 @@ from qdqspec._core.units import at_least_text, at_most_text, interval_text, rati
 from qdqspec.checks.base import CheckParams, untimed, verdict
 from qdqspec.checks.kinds.latency import measured_section
 from qdqspec.checks.rejected import candidates_section, faster_advice
-from qdqspec.spec.fields import Positive
+from qdqspec.spec import Positive
 from qdqspec.types import Evidence, EvidenceKind, LatencyEvidence, Outcome, Section, Verdict
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from qdqspec._core.units import count_text, plain
 from qdqspec.checks.base import CheckParams, unmeasured, verdict
-from qdqspec.spec.kinds import OptimizerName
+from qdqspec.spec import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Outcome, Section, Verdict
 from qdqspec.types.requests import Request, SurvivalRequest
 

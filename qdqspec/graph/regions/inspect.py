@@ -171,7 +171,7 @@ _BAR = 30  # characters of the longest bar
 InspectSection: TypeAlias = Literal["regions", "patterns"]
 
 
-def to_json(inspection: Inspection) -> dict[str, Any]:
+def inspection_to_json(inspection: Inspection) -> dict[str, Any]:
     """The output of ``inspect --json``, never truncated. ``quantizable`` is null if no backend was asked."""
     known = inspection.quantizable
     count = None if known is None else len(known)
@@ -237,7 +237,7 @@ def _count_leaf_sizes(inspection: Inspection) -> dict[str, int]:
     return dict(bins)
 
 
-def render_text(
+def inspection_text(
     inspection: Inspection,
     *,
     verbose: bool = False,

@@ -3,8 +3,6 @@
 `lint_model` is the entry point; each rule is a function that registers itself with a documented id.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from qdqspec.qdq.lint.rules import Rule, lint_model, rules_for
-
-__all__ = ["Rule", "lint_model", "rules_for"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,7 +17,7 @@ from qdqspec._core import hooks, registry
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.errors import ConfigError
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.qdq.lint.view import View, type_name
 from qdqspec.types import Finding, FindingSeverity, LintTarget
 
@@ -163,7 +163,7 @@ def lint_model(
             f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
         )
     if model.proto.functions:
-        from qdqspec.graph.inlining import inlined
+        from qdqspec.graph import inlined
 
         model = Model(inlined(model.proto, kept=()), path=model.path)
     view, findings = View(model, target, compute_capability), []

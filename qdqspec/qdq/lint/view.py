@@ -13,9 +13,7 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec._core.hooks import declaration_of, owner_of
-from qdqspec.graph.dynamic_kernels import QUANTIZE
-from qdqspec.graph.fold import with_constant_numbers
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node, with_constant_numbers
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.pair_numbers import blocks_of, is_constant, is_dynamic, is_op, is_qdq, makes_scale, scale_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqspec.accuracy.compare import power_of
+from qdqspec.accuracy import power_of
 from qdqspec.search.base import Proposal, Steps, profiled
 from qdqspec.search.blocks import FP, block_labels
 from qdqspec.types import Label, Placement, format_of, kind_of

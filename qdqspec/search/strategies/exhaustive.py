@@ -6,7 +6,7 @@ import itertools
 import math
 
 from qdqspec.errors import ConfigError
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
 from qdqspec.search.blocks import labels_of, tie, uniform_codes
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from qdqspec.errors import ConfigError
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise
 from qdqspec.search.blocks import block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq import SchemeSpace
 from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches

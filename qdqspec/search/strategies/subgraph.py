@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 from qdqspec.graph.ops import ANCHORS, copies_values
-from qdqspec.qdq.search_space import SchemeSpace
-from qdqspec.qdq.units import Unit
+from qdqspec.qdq import SchemeSpace, Unit
 from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
 from qdqspec.search.blocks import Labels, UnitBlock, classes_of, fuse, spent_by_unit
 from qdqspec.types import HALVES, LayerTime, Trial, label_of

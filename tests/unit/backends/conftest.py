@@ -24,8 +24,7 @@ _OURS = ("tensorrt", "cuda", "fake_gpu")
 @pytest.fixture
 def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """``install_tensorrt("11.4.0.106")`` makes ``import tensorrt`` find a fake of that version."""
-    from qdqspec.backends.tensorrt import log as trt_log
-    from qdqspec.backends.tensorrt import run as trt_run
+    from qdqspec.backends.tensorrt import log as trt_log, run as trt_run
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:

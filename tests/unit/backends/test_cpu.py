@@ -10,8 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from graph_text import saved
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.backends import _cpu
 from qdqspec.backends._cpu import Cpu

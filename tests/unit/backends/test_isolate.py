@@ -19,8 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from processes import processes_with, runs, wait_until
 
 from qdqspec._core.arrays import REDUCTIONS, FrameStream

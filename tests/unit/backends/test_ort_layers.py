@@ -10,8 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from graph_text import kernels, saved
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from qdqspec.backends._source import Origin
 from qdqspec.backends.base import BuildOptions

@@ -17,8 +17,7 @@ from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, layers_of
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.onnxruntime import engine
-from qdqspec.backends.onnxruntime import ops as ort_ops
+from qdqspec.backends.onnxruntime import engine, ops as ort_ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
 from qdqspec.graph.model import QDQ_OPS, Model

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt import cuda
-from qdqspec.backends.tensorrt import device as trt_device
+from qdqspec.backends.tensorrt import cuda, device as trt_device
 from qdqspec.backends.tensorrt.device import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.backends.tensorrt.ops import formats_for, lacking

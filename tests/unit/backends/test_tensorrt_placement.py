@@ -9,10 +9,8 @@ import pytest
 from graph_text import model_of
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.backends.tensorrt.ops import RULES
-from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
-from qdqspec.backends.tensorrt_rtx.ops import FORMATS as RTX_FORMATS
-from qdqspec.backends.tensorrt_rtx.ops import capabilities as rtx_capabilities
+from qdqspec.backends.tensorrt.ops import RULES, capabilities as tensorrt_capabilities
+from qdqspec.backends.tensorrt_rtx.ops import FORMATS as RTX_FORMATS, capabilities as rtx_capabilities
 from qdqspec.graph.model import Model
 from qdqspec.qdq.judging import judge
 from qdqspec.qdq.search_space import SchemeSpace

@@ -7,8 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sample_evidence import sample_culprits, sample_lint, sample_parity_search
 
 from qdqspec.checks.kinds.accuracy import drop_interval

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.checks.baselines import is_stale, judge_change
 from qdqspec.testing.records import check_named, faster_case, params_of, sample_regression

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from qdqspec.timing.store import Store
+from qdqspec._core.store import Store
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from graph_text import saved
 from PIL import Image
 
 from qdqspec._core.units import at_least_text
+from qdqspec.app.evidence.explained import ExplainedEngine
 from qdqspec.app.report.explain_text import explain_text
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.graph.model import load_model
 from qdqspec.testing.records import alone_case, sample_corrections
-from qdqspec.timing.explained import ExplainedEngine
 from qdqspec.types import Interval
 
 DATA = Path(__file__).parents[2] / "data"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec._core import hooks, registry
 from qdqspec._core.config import Settings, claim_folder, find_folder, find_root, list_settings, load_settings

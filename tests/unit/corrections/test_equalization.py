@@ -11,7 +11,7 @@ from written_cases import normal
 
 from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
 from qdqspec.graph.model import Model
-from qdqspec.graph.observe import observe
+from qdqspec.graph.observe import with_outputs
 from qdqspec.qdq.chains import find_chains
 from qdqspec.qdq.equalize import equalized
 
@@ -31,7 +31,7 @@ def with_factors(model: Model) -> Model:
 
 
 def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
-    observer = observe(model, tensors)  # type: ignore[arg-type]
+    observer = with_outputs(model, tensors)  # type: ignore[arg-type]
     names = [output.name for output in observer.proto.graph.output]
     runs = (outputs_of(observer.proto, {"x": normal(1, 3, 6, 6, seed=seed)}) for seed in range(4))
     return [observer.seen(dict(zip(names, run, strict=True))) for run in runs]

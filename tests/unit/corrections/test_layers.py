@@ -6,8 +6,7 @@ from operator import length_hint
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from linear_models import layer_of, linear_model
 from onnx_text import outputs_of
 from written_cases import normal

@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import onnx.defs
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_text import outputs_of, parsed
 from random_models import onnx_models, random_inputs

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import helper, numpy_helper
 from onnx_text import outputs_of, parsed
 from random_models import onnx_models, random_inputs

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx_text import outputs_of, parsed
 
-from qdqspec.graph.observe import observe
+from qdqspec.graph.observe import with_outputs
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
 
 def seen(text: str, tensors: str, **feeds: object) -> dict[str, list[float]]:
-    observer = observe(parsed(f"g {text}"), tensors.split())
+    observer = with_outputs(parsed(f"g {text}"), tensors.split())
     proto = observer.proto
     names = [output.name for output in proto.graph.output]
     found = observer.seen(dict(zip(names, outputs_of(proto, feeds), strict=True)))

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx_text import parsed
 from random_models import onnx_models
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqspec.timing.explained import layer_changes, median_layers, steady_changes
+from qdqspec.app.evidence.explained import layer_changes, median_layers, steady_changes
 from qdqspec.types import LayerTime
 
 

@@ -11,8 +11,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions, Engine

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec._core import store as store_module
+from qdqspec._core.store import Store, cache_key
 from qdqspec.errors import OutputError
-from qdqspec.timing import store as store_module
-from qdqspec.timing.store import Store, cache_key
 
 KEY = cache_key(model="ab12", options={"threads": 1})
 

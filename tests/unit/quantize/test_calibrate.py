@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto
 
 from qdqspec._core.arrays import MOST_SPACED, REDUCTIONS, Feed, Reduction, evenly_spaced

@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_text import model_of
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from onnx import helper
 
 from qdqspec.app.session import Session

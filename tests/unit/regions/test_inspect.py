@@ -10,15 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_text import model_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx_text import parsed
 
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning, multiplications_by_node
-from qdqspec.graph.regions.inspect import Body, Judged, find_bodies, inspect_model, render_text, to_json
+from qdqspec.graph.regions.inspect import (
+    Body,
+    Judged,
+    find_bodies,
+    inspect_model,
+    inspection_text,
+    inspection_to_json,
+)
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.judging import judge
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
@@ -37,9 +43,9 @@ def test_the_texts_and_the_json_of_an_inspection(models, golden):
     model = load_model(models / "digits_resnet.onnx")
     can = resolve("backend", "onnxruntime")().capabilities()
     found = inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
-    golden("regions/digits_resnet.txt", render_text(found))
-    golden("regions/digits_resnet-verbose.txt", render_text(found, verbose=True, include_all=True))
-    golden("regions/digits_resnet.json", json.dumps(to_json(found), indent=1) + "\n")
+    golden("regions/digits_resnet.txt", inspection_text(found))
+    golden("regions/digits_resnet-verbose.txt", inspection_text(found, verbose=True, include_all=True))
+    golden("regions/digits_resnet.json", json.dumps(inspection_to_json(found), indent=1) + "\n")
 
 
 def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_in_text(models):
@@ -47,17 +53,17 @@ def test_long_lists_are_truncated_and_regions_with_nothing_to_quantize_omitted_i
     regions = find_regions(model)
     why = {"scores": "Softmax cannot", "boxes": ""}
     found = inspect_model(model, regions, replace(judged(model, "Softmax"), outputs=why))
-    text = render_text(found)
-    assert text.count("LEAF") < render_text(found, include_all=True).count("LEAF")
+    text = inspection_text(found)
+    assert text.count("LEAF") < inspection_text(found, include_all=True).count("LEAF")
     assert "--include-all shows them" in text
     assert "1        scores     Softmax cannot" in text
     assert "boxes" not in text.partition("Graph outputs that stay float")[2]
-    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
+    assert {row["tensor"]: row["reason"] for row in inspection_to_json(found)["outputs"]} == why
     found = inspect_model(model, regions)
-    text = render_text(found, lines=3)
+    text = inspection_text(found, lines=3)
     assert f"... and {len(found.regions) - 3} more" in text
     assert len(text.splitlines()) < 40
-    assert len(to_json(found)["regions"]) == len(found.regions)
+    assert len(inspection_to_json(found)["regions"]) == len(found.regions)
 
 
 NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {
@@ -101,13 +107,13 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs():
 def test_bodies_are_listed_and_functions_are_not_quantized():
     model, regions, bodies = nested()
     found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
-    text = render_text(found)
+    text = inspection_text(found)
     assert "nothing is placed in local functions" in text
     assert "quantizable on some: 2 of 7 nodes" in text
     assert "choose/then_branch/again/else_branch" in text
-    placed = {body["name"]: body["placed"] for body in to_json(found)["bodies"]}
+    placed = {body["name"]: body["placed"] for body in inspection_to_json(found)["bodies"]}
     assert [name for name, is_placed in placed.items() if not is_placed] == ["local:twice"]
-    assert "and 4 more" in render_text(found, lines=1)
+    assert "and 4 more" in inspection_text(found, lines=1)
 
 
 def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from qdqspec.app.report.charts import front_chart, layers_chart, model_graph, style_of
 from qdqspec.app.report.formats import html

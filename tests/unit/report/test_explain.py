@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sample_evidence import sample_culprits
 
+from qdqspec.app.evidence.explained import ExplainedEngine, compare
 from qdqspec.app.report.culprits import culprits_text
 from qdqspec.app.report.explain_text import advice, explain_json, explain_text, paragraph
-from qdqspec.timing.explained import ExplainedEngine, compare
 from qdqspec.types import Consumer, LayerTime
 
 

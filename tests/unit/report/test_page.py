@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.app.report.charts import ticks
 from qdqspec.app.report.formats import fit_page, html, markdown

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from searches import all_labellings, drawn_noise, kernel, pure_placements, residual_space
 
 from qdqspec.search.base import Proposal

@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.search.limits import Limits, MetricLimit

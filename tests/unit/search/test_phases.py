@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from searches import Additive, Device, ScoringDevice, distance, limited, residual_space
 
 from qdqspec._core.registry import resolve

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec.search.select import choose, finalists, reaches
 from qdqspec.types import Consumer, Interval, Placement, RatioTest, Site, Trial

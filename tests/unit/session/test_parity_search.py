@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from arrays import arrays_of
 from graph_text import saved
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from stand_ins import RunsModels
 from written_cases import check_of, written_case

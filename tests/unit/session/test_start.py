@@ -18,8 +18,7 @@ from written_cases import digits_case
 
 from qdqspec.app.preparation.correcting import without_overflows
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.start import kept_scales
-from qdqspec.app.preparation.start import warm_starts as starts_of
+from qdqspec.app.preparation.start import kept_scales, warm_starts as starts_of
 from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ConfigError, ModelError, StateError

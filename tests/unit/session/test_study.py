@@ -17,8 +17,7 @@ from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
 from qdqspec.errors import ConfigError, SpecError, StateError
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.types import NO_PAIRS as NOTHING
-from qdqspec.types import Consumer, Placement, Site, Trial
+from qdqspec.types import NO_PAIRS as NOTHING, Consumer, Placement, Site, Trial
 
 TEXT = """net (float[1,8,12,12] x) => (float[1,8] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)

@@ -11,8 +11,7 @@ from typing import get_args
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError

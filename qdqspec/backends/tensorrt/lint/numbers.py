@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint.rule import BUILDS_IN_RTX, MODEL_OPTIMIZER, rule
-from qdqspec.graph.model import Node
+from qdqspec.graph import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
-from qdqspec.qdq.formats import number_format
-from qdqspec.qdq.lint.rules import Hit, formats_newer_than_opset
-from qdqspec.qdq.lint.view import QdqNumbers, View, type_name
-from qdqspec.qdq.pair_numbers import is_constant
-from qdqspec.qdq.units import WEIGHT_AXES, dynamic_misfit
+from qdqspec.qdq import WEIGHT_AXES, dynamic_misfit, is_constant, number_format
+from qdqspec.qdq.lint import Hit, QdqNumbers, View, formats_newer_than_opset, type_name
 
 _PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
 _HEADER = "NvInfer.h, IQuantizeLayer and IDequantizeLayer"

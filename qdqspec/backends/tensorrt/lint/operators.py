@@ -20,13 +20,11 @@ from onnx import TensorProto
 from qdqspec.backends.tensorrt import ops
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, TABLES, rule
 from qdqspec.backends.tensorrt.ops import CARRIERS
-from qdqspec.graph.flat import MARKERS
-from qdqspec.graph.model import QDQ_OPS, Node
+from qdqspec.graph import MARKERS, QDQ_OPS, Node
 from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.lint.rules import Find, Hit
-from qdqspec.qdq.lint.view import View
-from qdqspec.qdq.units import edges_before
+from qdqspec.qdq import edges_before
+from qdqspec.qdq.lint import Find, Hit, View
 from qdqspec.types import Consumer
 
 # "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.

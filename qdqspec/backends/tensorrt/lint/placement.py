@@ -13,10 +13,9 @@ from onnx import TensorProto
 from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER, rule
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.backends.tensorrt.placement import attentions
-from qdqspec.graph.model import Node
+from qdqspec.graph import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
-from qdqspec.qdq.lint.rules import Hit, unequal_scales
-from qdqspec.qdq.lint.view import LAYOUT, View
+from qdqspec.qdq.lint import LAYOUT, Hit, View, unequal_scales
 
 # They always run in float; TRT044 reports them.
 _FLOAT_ONLY = frozenset({"Gelu", "LayerNormalization", "Softmax"})

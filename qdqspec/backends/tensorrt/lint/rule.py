@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqspec.qdq.lint import rules
-from qdqspec.qdq.lint.rules import Find
+from qdqspec.qdq.lint import Find, rule as register
 from qdqspec.types import FindingSeverity
 
 TARGETS = ("tensorrt-10", "tensorrt-11")
@@ -22,9 +21,9 @@ def rule(
     unknown: tuple[str, str] | None = None,
     **texts: str,
 ) -> Callable[[Find], Find]:
-    """Register a rule for TensorRT with the ``texts`` of `rules.rule`; later versions than those read are unknown."""
+    """Register a rule for TensorRT with the ``texts`` of `register`; later versions than those read are unknown."""
     unread = _NOT_READ if severity == "refused" and not until else None
-    return rules.rule(name, severity, title, targets=TARGETS, until=until, unknown=unknown or unread, **texts)
+    return register(name, severity, title, targets=TARGETS, until=until, unknown=unknown or unread, **texts)
 
 
 # Refused by the documents of TensorRT; that it builds elsewhere is no proof that it does in TensorRT.

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import helper, numpy_helper
 from onnx_text import outputs_of, parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic

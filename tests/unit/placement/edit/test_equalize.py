@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from chain_models import SIZE, TOKENS, ChainModel, image_model
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_text import outputs_of, parsed
 

@@ -13,7 +13,7 @@ from random_models import random_inputs, ranges_for
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.observe import observe
+from qdqspec.graph.observe import with_outputs
 from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.excerpt import Excerpt, Excerpts
 from qdqspec.qdq.insert import Inserter
@@ -25,7 +25,7 @@ Array = np.ndarray
 
 def values_in(model: Model, feeds: Mapping[str, Array], tensors: tuple[str, ...]) -> dict[str, Array]:
     made = [tensor for tensor in tensors if tensor not in feeds]
-    proto = observe(model, made).proto
+    proto = with_outputs(model, made).proto
     seen = (
         dict(zip((o.name for o in proto.graph.output), outputs_of(proto, feeds), strict=True)) if made else {}
     )

@@ -12,7 +12,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.definition import evaluator_of
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
-from qdqspec.qdq.diff import diff_models, render_text
+from qdqspec.qdq.diff import diff_models, differences_text
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.pairs import misfit
 from qdqspec.qdq.search_space import SchemeSpace
@@ -79,7 +79,7 @@ def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: fl
     stripped = strip_qdq(model).proto
     assert [node.op_type for node in stripped.graph.node] == ["Transpose", "MatMul"]
     assert [opset.domain for opset in stripped.opset_import] == [""]
-    text = render_text(diff_models(model, Model(stripped)))
+    text = differences_text(diff_models(model, Model(stripped)))
     assert name == "mxfp8" or "float4e2m1 in blocks of 16, scales found at run time, times 0.002" in text
     feeds = {"x": floats(2, 3, 64)}
     (float_y,), (narrow_y,) = (evaluator_of(m).run(None, feeds) for m in (stripped, model.proto))

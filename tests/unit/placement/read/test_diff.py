@@ -12,7 +12,7 @@ from onnx_text import parsed
 
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.diff import SkeletonDiff, diff_models, render_text
+from qdqspec.qdq.diff import SkeletonDiff, diff_models, differences_text
 
 DATA = Path(__file__).parents[3] / "data"
 F32 = np.float32
@@ -131,11 +131,11 @@ def test_a_tensor_that_is_quantized_twice_differs_from_one_that_is_quantized_onc
     ):
         found = diff_models(*models)
         assert [change.kind for pair in found.changed for change in pair.changes] == ["chain"]
-        assert words in render_text(found)
+        assert words in differences_text(found)
         assert not found.added
         assert not found.removed
     assert diff_models(twice, chain(between, second=True)).same
-    rescaled = render_text(diff_models(twice, chain(between, second=True, one=F32(0.75))))
+    rescaled = differences_text(diff_models(twice, chain(between, second=True, one=F32(0.75))))
     assert "behind 1 other pair > behind 1 with other numbers" in rescaled
 
 
@@ -204,8 +204,8 @@ def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: P
         found = diff_models(first, second)
         assert found.same
         assert found.skeleton.folded == folded.removed
-        assert render_text(found).startswith("no Q/DQ in either; the float models are the same")
-        assert "35 BatchNormalization are folded into convolutions in one of them" in render_text(found)
+        assert differences_text(found).startswith("no Q/DQ in either; the float models are the same")
+        assert "35 BatchNormalization are folded into convolutions in one of them" in differences_text(found)
     assert diff_models(given, given).skeleton.folded == ()
     weight = next(t for t in folded.model.proto.graph.initializer if t.name.endswith("/weight"))
     weight.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weight), weight.name))
@@ -219,7 +219,7 @@ def test_q_and_dq_that_are_no_pairs_are_counted() -> None:
     model = net("g (int8[4] x) => (float[4] y) { d = DequantizeLinear(x, s) y = Neg(d) }", s=F32(0.5))
     found = diff_models(model, model)
     assert found.same
-    assert render_text(found) == (
+    assert differences_text(found) == (
         "no Q/DQ pairs that can be removed in either, and 1 other Q or DQ; the float models are the same"
     )
 
@@ -255,4 +255,4 @@ def test_the_text_of_a_difference(
     name: str, first: str, second: str, golden: Callable[[str, str], None]
 ) -> None:
     found = diff_models(load_model(DATA / f"{first}.onnx"), load_model(DATA / f"{second}.onnx"))
-    golden(f"placement/diff-{name}.txt", render_text(found, most=3 if name == "many" else None) + "\n")
+    golden(f"placement/diff-{name}.txt", differences_text(found, most=3 if name == "many" else None) + "\n")

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec._core.units import plain
-from qdqspec.graph.unify import joined
+from qdqspec.graph import joined
 from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerChangeKind, LayerTime
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]

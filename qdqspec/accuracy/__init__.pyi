@@ -1,0 +1,77 @@
+from .compare import (
+    OutputComparison as OutputComparison,  # comparison of two models' outputs, sample by sample
+    SampleOutputs as SampleOutputs,  # the outputs for one sample
+    Typical as Typical,  # the mean power of an output's values, and their bounds
+    compare_outputs as compare_outputs,  # compare outputs over all samples
+    noise_power as noise_power,  # the sum of squared differences where the reference is finite
+    power_of as power_of,  # noise power over signal power
+    signal_power as signal_power,  # the sum of the squares of the finite values
+    sqnr_db as sqnr_db,  # ten times the log of signal power over noise power
+    typical_of as typical_of,  # the statistics of each float output over all runs
+)
+from .data import (
+    Dataset as Dataset,  # samples of one file, or of several in order of name
+    feed_of_shapes as feed_of_shapes,  # the first of the feeds that has these shapes
+    open_data as open_data,  # open calibration or evaluation data for a model with these inputs
+    random_feeds as random_feeds,  # ``count`` feeds of plausible values
+    shaped_by_data as shaped_by_data,  # the inputs of a case, with shapes of its data where none are fixed
+)
+from .evaluator import (
+    MOST_DB as MOST_DB,  # finite value for equal outputs: JSON has no infinity
+    Evaluator as Evaluator,  # the SQNR of an engine's worst output on one data set, in dB
+    Offset as Offset,  # the SQNR of placements minus the one expected
+    Runs as Runs,  # the part of an engine's interface that runs it
+)
+from .given_data import (
+    GivenFiles as GivenFiles,  # the files of objects in memory, in a temporary folder
+    is_model as is_model,  # whether it is a model in memory
+)
+from .input_search import (
+    Drawn as Drawn,  # by input
+    drawn_inputs as drawn_inputs,  # inputs for a model
+    search_inputs as search_inputs,  # try drawn inputs, and shrink the first that breaks something
+)
+from .metrics import (
+    Score as Score,  # a metric's value over samples, and its result per sample if the metric has one
+    Scores as Scores,  # scores engines by the metrics of a case
+    accuracy_evidence as accuracy_evidence,  # two scores compared
+    fitting_metric as fitting_metric,  # the built-in metric for such labels and an output of this shape
+    joined_metrics as joined_metrics,  # metrics of several sources; later ones win
+)
+from .notes import (
+    NAME_WIDTH as NAME_WIDTH,  # columns of a name in notes
+    slice_notes as slice_notes,  # a line for each output with a slice far below the whole, with the cure
+    slice_text as slice_text,  # a slice in words
+)
+from .rehearsal import (
+    Rehearsal as Rehearsal,  # the effect of any placement on the outputs of the model, without a build
+    RehearsalRefusedError as RehearsalRefusedError,  # a model cannot be rehearsed
+    RehearsedEngine as RehearsedEngine,  # a placement in a rehearsal, with the interface of an engine
+    Runtime as Runtime,  # the reference runtime
+    Subject as Subject,  # the inputs of a rehearsal
+    find_sensitivities as find_sensitivities,  # measure every switch alone, on at most so many samples
+)
+from .shapes import (
+    InputResult as InputResult,  # messages of the limits that an input breaks, and its noise
+    InputSpec as InputSpec,  # the numpy dtype and the full shape, batch included, of one input of a case
+    Span as Span,  # all values from ``low`` to ``high``
+    input_domains as input_domains,  # the domain of each input
+    input_specs as input_specs,  # dtype and shapes of each model input in a case
+    named_dims as named_dims,  # the dimensions of an input
+    require_inputs as require_inputs,  # raise `SpecError` if a key names an unknown input
+    resized as resized,  # the same values at other shapes of the same rank
+    resolve_shapes as resolve_shapes,  # the static shape of each model input, for one profile of a case
+    shape_profiles as shape_profiles,  # the profiles of a case including its batch
+    shapes_text as shapes_text,  # shapes as text
+    spans_of as spans_of,  # the smallest and the largest finite value of each input in all feeds
+    with_named_dimensions as with_named_dimensions,  # shapes by dimensions with a name that is known
+)
+from .sources import (
+    all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends
+    npz_bytes as npz_bytes,  # an .npz file of these arrays, with texts ``beside`` them by file name
+    read_beside as read_beside,  # a text stored beside the arrays; ``None`` if there is none
+    read_members as read_members,  # the arrays of an .npz file by name
+)
+from .switches import (
+    sites_of as sites_of,  # the sites of every (unit, label) of a space
+)

@@ -1,0 +1,124 @@
+from .calibrate import (
+    calibrate_with as calibrate_with,  # return the range of each tensor over all feeds, by several methods
+    given_ranges as given_ranges,  # the ranges in a file for the wanted tensors
+)
+from .capabilities import (
+    Capabilities as Capabilities,  # the support of a backend for Q/DQ models on this device
+)
+from .chains import (
+    EQUALIZATIONS as EQUALIZATIONS,  # reads what `Equalization.record` makes
+    EQUALIZED as EQUALIZED,  # model metadata: the factors that constants were multiplied by
+    Absorber as Absorber,  # a linear operator whose weight is divided by the factors of its input
+    Chain as Chain,  # tensors whose channels can have common factors
+    Equalization as Equalization,  # channels of a tensor times powers of two, and the constants that change
+    ScaledConstant as ScaledConstant,  # a constant multiplied or divided by the channels' factors
+    branched as branched,  # a change without effect for each branch that may have factors
+    find_chains as find_chains,  # the chains of the main graph, in graph order
+)
+from .diff import (
+    diff_models as diff_models,  # compare two models, either or both with Q/DQ, made by any tool
+    differences_text as differences_text,  # the differences as text
+    differences_to_json as differences_to_json,  # all differences, never truncated
+)
+from .equalize import (
+    ScaledValues as ScaledValues,  # the constants of a model with the factors of some changes
+    branches_of as branches_of,  # the changes of a model whose factors are in inserted products
+    equalized as equalized,  # the model with these factors, which its metadata holds
+    touched as touched,  # the changes of tensors or constants that a placement quantizes
+)
+from .excerpt import (
+    Excerpt as Excerpt,  # a part of a model
+    Excerpts as Excerpts,  # cuts parts out of one model, whose inputs have these shapes
+)
+from .formats import (
+    BIAS_FORMAT as BIAS_FORMAT,  # int32, always stored as integers
+    BLOCK_SIZES as BLOCK_SIZES,  # of 8-bit weights: those of operator MatMulNBits
+    FORMATS as FORMATS,  # all number formats by name
+    QuantParams as QuantParams,  # scale and zero point of one Q/DQ pair
+    number_format as number_format,  # the format of that name
+)
+from .import_qdq import (
+    Imported as Imported,  # the placement of a quantized model with its numbers, and notes for the reader
+    import_placement as import_placement,  # import the Q/DQ pairs of a model, made by any tool
+    placement_for as placement_for,  # the placement of a quantized model for its float original
+)
+from .insert import (
+    Inserter as Inserter,  # makes candidates of one model; the common parts are prepared once
+    RaisedInputs as RaisedInputs,  # the consumers of a model after the opset was raised
+)
+from .judging import (
+    judge as judge,  # the nodes that a backend's search may quantize, and reasons against others
+)
+from .match import (
+    Matcher as Matcher,  # finds sites in one model
+    fit_pairs as fit_pairs,  # the pairs as sites of a model
+    prepared_for as prepared_for,  # the model that the sites were made for, and notes
+)
+from .pair_numbers import (
+    is_constant as is_constant,  # whether all these tensors are constants of the model
+    is_op as is_op,  # whether a node is a Q or DQ, or another operator with that role
+    makes_scale as makes_scale,  # whether a DQ makes a tensor that is only used as a scale
+)
+from .pairs import (
+    BIAS_INPUT as BIAS_INPUT,  # of a Conv
+    Pair as Pair,  # the nodes and constants of one site
+    PairMaker as PairMaker,  # makes the pairs of one model
+    QuantSource as QuantSource,  # source of the numbers of a site
+    biased_layer as biased_layer,  # the Conv that alone reads a weight, if its bias is its own
+)
+from .pattern_cache import (
+    cache_text as cache_text,  # the YAML text of a cache; equal caches give equal texts
+    gather as gather,  # the entries from the trials of a search
+    read_cache as read_cache,  # read a cache
+    warm_starts as warm_starts,  # placements of the best known scheme of each pattern
+)
+from .quantizer import (
+    Corrections as Corrections,  # ranges and scales that replace those of calibration
+    Quantizer as Quantizer,  # gives scale and zero point of a site, and the integers of a weight
+    WeightKey as WeightKey,  # tensor, number format, axis of the scales
+    weight_key as weight_key,  # the key of a weight's numbers, which do not depend on its consumers
+)
+from .ranges import (
+    TensorRange as TensorRange,  # the lowest and highest real value to represent
+    saturations as saturations,  # the ends of what the readers of these tensors distinguish
+    tie_ranges as tie_ranges,  # give one range to tensors that a runtime merges at equal scales
+)
+from .region_schemes import (
+    Frames as Frames,  # the frames of a model's regions, each computed on first use
+)
+from .scales import (
+    along as along,  # scale or zero point in a shape that broadcasts over the tensor's
+    as_real as as_real,  # floats of a type that numpy lacks, converted to float32
+    dequantize as dequantize,  # the real values of stored numbers
+    quantize as quantize,  # the stored numbers of ``values``
+)
+from .scheme_file import (
+    IMPORTED as IMPORTED,  # as a backend: the scheme comes from a model that another tool quantized
+    SchemeFile as SchemeFile,  # content of a scheme file
+    SchemeNumbers as SchemeNumbers,  # the numbers of a scheme in the form that insertion needs
+    apply_scheme as apply_scheme,  # the model with the pairs and numbers of a scheme
+    read_scheme as read_scheme,  # read a scheme file
+    write_scheme as write_scheme,  # write a placement and the numbers of its sites
+)
+from .search_space import (
+    SchemeSpace as SchemeSpace,  # all placements of one model that the backend can use and the spec allows
+    project as project,  # the placement of the labels derived from the sites
+)
+from .strip import (
+    strip_qdq as strip_qdq,  # the float model of a model with Q/DQ pairs
+)
+from .survival import (
+    check_survival as check_survival,  # run optimizers on a model, and report which pairs survive
+)
+from .units import (
+    WEIGHT_AXES as WEIGHT_AXES,  # the axis of output channels of convolutions
+    Edge as Edge,  # a tensor and one consumer's input
+    Form as Form,  # the quantized parts of a unit in one format
+    Unit as Unit,  # an operator with the nodes fused into it
+    Units as Units,  # all units of a model
+    dynamic_misfit as dynamic_misfit,  # the reason against dynamic quantization in blocks
+    edges_before as edges_before,  # this edge, and those from which the runtime moves a pair to it
+    format_choices as format_choices,  # the formats of a case that the backend supports
+    weight_input as weight_input,  # the index of a constant float weight of a linear operator, or ``None``
+    with_results as with_results,  # the unit with other results
+)
