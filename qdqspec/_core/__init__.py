@@ -1,1 +1,1 @@
-"""Modules for every package: settings, files, records as JSON, the cache, the registry, deadlines. None knows a model."""
+"""Modules for every package: settings, files, JSON records, the cache, the registry, deadlines. None knows a model."""

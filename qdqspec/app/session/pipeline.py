@@ -52,7 +52,8 @@ from qdqspec.app.preparation.stored import (
     recall,
 )
 from qdqspec.app.session.confirm import Confirmed, confirm
-from qdqspec.app.session.tuning import Tuned, Tuning, cover_case, covers, result_of, trials_of
+from qdqspec.app.session.covering import cover_case, covers
+from qdqspec.app.session.tuning import Tuned, Tuning, result_of, trials_of
 from qdqspec.checks import why_text
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph import require_path

@@ -21,9 +21,10 @@ from qdqspec._core.registry import DEFAULT_BACKEND, names
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, LoggedJournal, make_folder
+from qdqspec.app.session.covering import covers
 from qdqspec.app.session.oracle import Rehearser
 from qdqspec.app.session.pipeline import finish
-from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, covers, named
+from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, named
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph import write_text
 from qdqspec.qdq import SchemeSpace

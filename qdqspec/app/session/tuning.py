@@ -1,18 +1,12 @@
-"""The searches of one case: one that times candidates, up to its confirmation, and one for coverage, without timing.
-
-Rehearsals predict the accuracy of placements. In a search for coverage the backend builds what is selected, and lists
-its kernels. The outputs of the model decide, as the backend computes them or, where it only builds, as ONNX defines
-them; they correct the next rehearsals.
-"""
+"""The search of one case that times candidates, up to its confirmation; a search for coverage shares its parts."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -20,23 +14,20 @@ import numpy as np
 from qdqspec._core.files import Closing, TemporaryFolder
 from qdqspec._core.progress import Deadline
 from qdqspec._core.registry import resolve
-from qdqspec._core.units import count_text, metric_text, share_text
+from qdqspec._core.units import metric_text
 from qdqspec.accuracy import Evaluator, Runs
 from qdqspec.app.evidence.timing import clock_for
 from qdqspec.app.preparation.files import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.runtimes import runner
 from qdqspec.app.preparation.start import warm_starts
 from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.backends import engines_at_once
-from qdqspec.errors import BackendError, ConfigError, DataError, PlacementError
+from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.graph import FLOAT16
-from qdqspec.graph.regions import multiplications_by_node
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search import (
     Contest,
-    CoverageSearch,
     Limits,
     MetricLimit,
     Proposal,
@@ -49,10 +40,8 @@ from qdqspec.search import (
 from qdqspec.timing import CONFIRM_BUILDS, Bench, DriftMonitor, preload_scipy
 from qdqspec.types import (
     GIVEN,
-    NO_PAIRS,
     TIMED_TRIALS,
     TRIALS,
-    Coverage,
     Interval,
     LatencyEvidence,
     Placement,
@@ -302,150 +291,3 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy) -> int:
         return (TRIALS if rules.minutes is None else TIMED_TRIALS)[rules.preset]
     each = () if rules.trials_per_region is None else (rules.trials_per_region,)
     return own(rules.preset, space, *each)
-
-
-COVERAGE = "coverage"  # the objective, the strategy in results, and the phase in the journal
-
-
-def covers(prepared: Prepared) -> bool:
-    """Whether a case is searched without timing: as asked, or as its backend has no clock. Raises `ConfigError`."""
-    asked, has_clock = prepared.case.tune.objective, prepared.capabilities.has_clock
-    if asked is None:
-        return not has_clock
-    if asked != COVERAGE and not has_clock:
-        raise ConfigError(
-            f"objective '{asked}' needs times, and backend {prepared.backend.name} takes none on this machine",
-            where=str(prepared.case.spec or prepared.case.model),
-            cure="leave tune.objective out, or set it to coverage",
-        )
-    return asked == COVERAGE
-
-
-def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
-    """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
-    started = time.monotonic(), time.process_time()
-    counts = multiplications_by_node(prepared.folded, prepared.shapes)
-    space, given, activations = prepared.space, given_candidate(prepared), prepared.capabilities.activations
-    with ExitStack() as opened:
-        covering = _Covering(prepared, journal, opened)
-        oracle, least_db = covering.oracle, prepared.case.tune.limits.min_sqnr_db
-        reference = covering.build(NO_PAIRS)
-        if not reference.ok:
-            raise BackendError(f"the model does not build without any Q/DQ: {reference.error}")
-        search = CoverageSearch(
-            space=space,
-            multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
-            noise=lambda: None if oracle is None else oracle.noise(),
-            is_accurate=covering.is_expected_within_limits,
-            keeps_limits=covering.keeps_limits,
-            build=covering.build,
-            is_over=lambda: bool(covering.limit_reached),
-            narrow=frozenset({*activations, *activations.values()}),
-            given=None if given is None else given.placement,
-        )
-        best = search.best()
-        selected = best or reference
-        winner, layers = selected.placement, () if best is None else best.layers
-        coverage = Coverage(
-            multiplications=sum(counts.values()),
-            quantized=search.count(search.narrow_units(selected)),
-            sqnr_db=None if best is None or oracle is None else oracle.predicted_db(winner),
-            kernels=len(layers),
-            conversions=sum(layer.boundary for layer in layers),
-            refused=dict(search.refused),
-        )
-    refused, limit = count_text(len(search.refused), "unit"), ""
-    lost = f"; {refused} left in float because of the backend" if search.refused else ""
-    if least_db is not None:
-        limit = f" with an SQNR of at least {least_db:g} dB"
-    own = "the given model's own placement: " if winner.given else ""
-    reason = f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
-    if not coverage.quantized:
-        reason = f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
-    result = result_of(
-        prepared,
-        started,
-        winner=winner,
-        trials=tuple(covering.trials),
-        unchanged=best is None,
-        reason=prepared.nothing or own + reason,
-        strategy=COVERAGE,
-        eps=0.0,
-        ended_by=covering.limit_reached,
-        accuracy=covering.limits.bound(winner),
-        errors=() if oracle is None else oracle.errors,
-        coverage=coverage,
-    )
-    line = ("winner", replace(selected, phase="confirm"))
-    return Tuned(result=result, latency=None, raw_winner=winner, confirmed=(line,), intervals={})
-
-
-class _Covering:
-    """The builds of a search for coverage, that of the reference first, and the limits on accuracy."""
-
-    def __init__(self, prepared: Prepared, journal: LoggedJournal, opened: ExitStack) -> None:
-        self.prepared, self.trials = prepared, list[Trial]()
-        self._journal, self._recorded = journal, list(journal.trials())
-        self._deadline, resources = deadline_of(prepared), prepared.resources
-        resources.report_step("looking for corrections")
-        _ = prepared.corrections  # before the search: all placements have the same numbers
-        self.limits = limits_of(prepared)
-        self.oracle = oracle_of(prepared, self.limits, self._deadline, opened)
-        self._folder = opened.enter_context(TemporaryFolder())
-        self._runs = runner(resources.backend, resources.options)
-        self._file = CandidateFiles(prepared, self._folder).whole
-
-    @property
-    def limit_reached(self) -> str:
-        """The limit that the search has reached, as text; empty if it may go on."""
-        rules = self.prepared.case.tune
-        most = rules.trials or TIMED_TRIALS[rules.preset]
-        if len(self.trials) > most:
-            return f"its limit of {count_text(most, 'build')}"
-        return self._deadline.reached
-
-    def build(self, placement: Placement) -> Trial:
-        """The trial of a placement: recorded by an earlier run, else built now. A failed build is a trial too."""
-        number, prepared = len(self.trials), self.prepared
-        step = f"building {f'candidate {number}' if number else 'the reference'}"
-        prepared.resources.report_step(step)
-        known = self._recorded[number] if number < len(self._recorded) else None
-        if known is not None and known.placement.digest == placement.digest:
-            self.trials.append(known)
-            return known
-        self._recorded = []
-        started = time.perf_counter()
-        trial = Trial(number=number, phase=GIVEN if placement.given else COVERAGE, placement=placement)
-        try:
-            with closing(prepared.backend.build(self._file(placement), prepared.options)) as engine:
-                trial = replace(trial, build_seconds=time.perf_counter() - started)
-                engine.bind(prepared.loads[0].feeds)
-                # the profile of a single run is no measurement
-                kernels = tuple(replace(layer, milliseconds=0.0) for layer in engine.layers(1))
-            trial = replace(trial, graph_hash=engine.graph_hash, layers=kernels)
-        except (BackendError, PlacementError) as error:
-            text, seconds = str(error).replace(f"{self._folder}{os.sep}", ""), time.perf_counter() - started
-            trial = replace(trial, status="failed", error=text, build_seconds=seconds)
-        self._journal.append(trial)
-        self.trials.append(trial)
-        return trial
-
-    def is_expected_within_limits(self, placement: Placement) -> bool:
-        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-        oracle, least_db = self.oracle, self.limits.min_sqnr_db
-        expected_db = None if oracle is None else oracle.predicted_db(placement)
-        if expected_db is not None and least_db is not None and expected_db < least_db:
-            return False
-        return oracle is None or oracle.keeps_metric(placement) is not False
-
-    def keeps_limits(self, trial: Trial) -> bool:
-        """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
-        limits, placement = self.limits, trial.placement
-        if limits.are_measured and not limits.is_known(placement):
-            self.prepared.resources.report_step("measuring the accuracy of a candidate")
-            with closing(self._runs(self._file(placement))) as engine:
-                trial = limits.measure(Trial(number=0, phase=COVERAGE, placement=placement), engine)
-                limits.confirm(placement, engine)
-            if self.oracle is not None:
-                self.oracle.learn(replace(trial, accuracy=limits.figures(placement).score))
-        return limits.admits(placement)
