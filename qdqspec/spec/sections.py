@@ -170,7 +170,7 @@ class QuantizeSection(SpecSection):
     corrections: CorrectionNames = Field(
         default="auto",
         description="Corrections of channels, ranges, weights and biases, which reduce the error and cost no time in "
-        "the model; auto: all that reduce it on held-out calibration data.",
+        "the model; auto: those worth their time that reduce it on held-out calibration data.",
     )
 
     scales: StartScales = Field(

@@ -152,7 +152,7 @@ class QuantizeRules:
     those of a weighted operator that the backend cannot run in integers otherwise.
 
     ``scales`` states whether scales of quantized models in ``start_from`` are kept. ``corrections`` are those of
-    `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
+    `CORRECTIONS` that may be applied; ``auto`` is all that are worth their time, ``none`` is none.
 
     ``labels`` are the kinds of labels that operators may have beside ``fp``; without any, all that the backend has.
 

@@ -11,7 +11,7 @@ from qdqspec._core import registry
 
 
 def third_party_after(code: str) -> list[str]:
-    """Top-level modules outside the standard library that a fresh interpreter has after ``code``, but for the loader."""
+    """Top-level modules outside the standard library that an interpreter has after ``code``, but for the loader."""
     program = (
         "import sys; before = set(sys.modules)\n"
         f"{code}\n"

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
 
 NEED_RANGES = ("equalization", "ranges")  # corrections that need ranges by calibration
+UNTIMED = ("bias", "ranges")  # corrections that `auto` includes only where nothing is timed
 
 
 def scaled_branches(
@@ -117,10 +118,14 @@ def find_case_corrections(
 
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
-    often, and lets selected models be quantized further.
+    often, and lets selected models be quantized further. Biases and ranges are corrected if nothing is timed, or if the
+    case names them: selected models are no faster by them.
     """
     case, tune, rules = prepared.case, prepared.case.tune, prepared.case.quantize
-    able = rules.allowed_corrections and prepared.capabilities.computes and prepared.space.units
+    allowed = rules.allowed_corrections
+    if rules.corrections == "auto" and prepared.capabilities.has_clock and tune.objective != "coverage":
+        allowed = tuple(name for name in allowed if name not in UNTIMED)
+    able = allowed and prepared.capabilities.computes and prepared.space.units
     if not able or prepared.calibration is None:
         return FoundCorrections()
     samples = len(prepared.calibration)
@@ -153,7 +158,7 @@ def find_case_corrections(
             ranges=partial(_ranges, prepared),
             method=rules.calibration,
             observe=prepared.values_of,
-            allowed=tuple(name for name in rules.allowed_corrections if name not in given),
+            allowed=tuple(name for name in allowed if name not in given),
             saturates=prepared.capabilities.reduce_range,
             fixed=frozenset((*prepared.start_scales.ranges, *(tensor for tensor, _, _ in weights))),
             recalibrated=prepared.recalibrated,

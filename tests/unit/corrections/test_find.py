@@ -116,13 +116,21 @@ def test_ranges_of_bounded_tensors_are_not_changed(bounded: str, wider: bool) ->
     assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
 
 
-@pytest.mark.parametrize(("least_db", "is_sought"), [("none", False), (10, False), (44.0, True)])
-def test_corrections_are_sought_unless_everything_quantized_is_well_above_the_limit(
-    session: Session, models: Path, tmp_path: Path, least_db: Any, *, is_sought: bool
+@pytest.mark.parametrize(
+    ("objective", "least_db", "is_sought"),
+    [
+        ("coverage", "none", False),
+        ("coverage", 10, False),
+        ("coverage", 44.0, True),
+        ("latency", 44.0, False),
+    ],
+)
+def test_biases_are_corrected_near_a_limit_and_where_nothing_is_timed(
+    session: Session, models: Path, tmp_path: Path, objective: Any, least_db: Any, *, is_sought: bool
 ) -> None:
     work = prepared(session, models, tmp_path, "auto")
-    work.case = replace(work.case, tune=replace(work.case.tune, min_sqnr_db=least_db))
-    assert bool(work.corrections.gains) is is_sought
+    work.case = replace(work.case, tune=replace(work.case.tune, min_sqnr_db=least_db, objective=objective))
+    assert ("bias" in {gain.name for gain in work.corrections.gains}) is is_sought
 
 
 @pytest.mark.usefixtures("saturates")
