@@ -15,6 +15,7 @@ from qdqspec._core.registry import DEFAULT_BACKEND, resolve
 from qdqspec.checks import Check, CheckParams
 from qdqspec.types import (
     EXACT_DB,
+    NO_PAIRS,
     AccuracyBound,
     AccuracyEvidence,
     BaselineFigure,
@@ -271,11 +272,9 @@ def sample_tensor(name: str, sqnr_db: float) -> TensorParity:
 
 def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Trial:
     phase = "pure" if number < 4 else "compose"
-    blank = Trial(number=number, phase=phase, placement=Placement(sites=frozenset()), build_seconds=0.4)
+    blank = Trial(number=number, phase=phase, placement=NO_PAIRS, build_seconds=0.4)
     if ratio is None:
         return replace(blank, status="failed", error="Attempt to replace the existing tensor")
-    if number == 0:
-        return replace(blank, ratio=ratio, incumbent=True)
     gained = round(ratio / best, 4)
     race = Race(
         opponent=f"trial {number - 1}",
@@ -285,7 +284,7 @@ def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Tr
         verdict="faster" if faster else "slower" if ratio > best * 1.05 else "no difference",
         interval=Interval(median=gained, low=round(gained * 0.99, 4), high=round(gained * 1.01, 4)),
     )
-    return replace(blank, ratio=ratio, incumbent=faster, race=race)
+    return replace(blank, ratio=ratio, incumbent=faster, race=race if number else None)
 
 
 FOLDER = Path("/specs")

@@ -170,7 +170,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     """Time tuned models under two versions of the runtime. Their runs are interleaved. Exits 1 where one is slower
     than allowed, slower than float, or less accurate there.
     """
-    from qdqspec.app.report.compare import UPGRADE_SCHEMA_VERSION, upgrade_text
+    from qdqspec.app.report.compare import upgrade_text
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.timing import Environment
@@ -207,7 +207,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
             found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
             checked.append(replace(found, case=name))
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
-    data = {"schema_version": UPGRADE_SCHEMA_VERSION, "passed": check.passed, **to_data(check)}
+    data = {"passed": check.passed, **to_data(check)}
     return answer(arguments, data, upgrade_text(check), code=FINE if check.passed else WANTING)
 
 

@@ -6,6 +6,7 @@ Colours come from the page's style sheet by class, so that a picture follows lig
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -399,10 +400,9 @@ def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
 
 def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:
     """The CSS class of each number format of the model, the most frequent one first."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for part in parts:
-        for name, count in part.formats.items():
-            found[name] = found.get(name, 0) + count
+        found.update(part.formats)
     ordered = sorted(found, key=lambda name: (-found[name], name))
     return {name: f"f{min(number, STYLES - 1)}" for number, name in enumerate(ordered)}
 

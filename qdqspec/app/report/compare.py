@@ -40,7 +40,6 @@ from qdqspec.types import (
 if TYPE_CHECKING:
     from qdqspec.timing import BuildTimes
 
-UPGRADE_SCHEMA_VERSION = 1
 MOST_LAYERS = 12  # of a case in the text of an upgrade check
 SpeedWord: TypeAlias = Literal["faster", "same", "slower", "not timed"]
 _ORDER: tuple[SpeedWord, ...] = ("slower", "faster", "same", "not timed")
@@ -157,7 +156,6 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
         for change in [case.change]
     ]
     return {
-        "schema_version": 1,
         "device": comparison.device,
         "fail_on": allowed,
         "cases": cases,

@@ -10,7 +10,6 @@ from qdqspec._core.units import count_text, pair_text, plain, share_text
 from qdqspec.app.report.tables import RIGHT, Column, Table, known
 from qdqspec.types import CulpritEvidence
 
-SCHEMA_VERSION = 1
 _LEGEND = (
     "alone: the SQNR with this pair only.\n"
     "without: the SQNR if the nodes of this row and of the rows above read floats.\n"
@@ -48,7 +47,6 @@ def culprits_text(found: CulpritEvidence) -> str:
 def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
     """The ranking as an object."""
     return {
-        "schema_version": SCHEMA_VERSION,
         **to_data(found),
         "missing": found.missing or None,
         "legend": _LEGEND,

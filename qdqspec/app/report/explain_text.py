@@ -39,7 +39,6 @@ from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
 from qdqspec.checks import candidates_section, kernel_lines
 from qdqspec.types import LayerTime, SearchResult
 
-SCHEMA_VERSION = 1
 _NAME_WIDTH = 60
 _LISTED = 12  # most unfused Q and DQ that are listed
 _SAME = 0.005  # relative difference below which times count as equal
@@ -374,8 +373,7 @@ def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None
     reference = find_reference(engines)
     timed = all(engine.timed for engine in engines)
     compared = [compare(reference, engine) for engine in engines if engine is not reference and timed]
-    found = {
-        "schema_version": SCHEMA_VERSION,
+    found: dict[str, Any] = {
         "reference": reference.name,
         "ranking": [engine.name for engine in ordered if timed],
         "engines": [_engine_json(engine, reference) for engine in engines],

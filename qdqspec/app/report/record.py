@@ -19,23 +19,16 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field as ModelField,
-    ValidationError,
-    computed_field,
-    create_model,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, computed_field, create_model
 
 from qdqspec._core.files import RESULT
-from qdqspec._core.records import read_json, record_of
+from qdqspec._core.records import problem_text, read_json, record_of
 from qdqspec.app.report.tables import spec_path
 from qdqspec.errors import StateError
 from qdqspec.types import (
@@ -86,23 +79,18 @@ class RecordPart(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
 
-_Part = TypeVar("_Part", bound=type[RecordPart])
-_AnyPart = TypeVar("_AnyPart", bound=RecordPart)
+_Part = TypeVar("_Part", bound=RecordPart)
 _Record = TypeVar("_Record")
 
 
-def written(record: type[DataclassInstance], *without: str) -> Callable[[_Part], _Part]:
+def written(record: type[DataclassInstance], *without: str) -> Callable[[type[_Part]], type[_Part]]:
     """A class decorator: the object has the fields of a record too, except those in ``without``."""
-    kinds, own = get_type_hints(record), dict[str, Any]()
-    for each in fields(record):
-        default: Any = ... if each.default is MISSING else each.default
-        if each.default_factory is not MISSING:
-            default = ModelField(default_factory=each.default_factory)
-        if each.init and each.name not in without:
-            own[each.name] = (kinds[each.name], default)
+    kinds = get_type_hints(record)
+    kept = (each for each in fields(record) if each.init and each.name not in without)
+    own: dict[str, Any] = {each.name: (kinds[each.name], each) for each in kept}
 
-    def decorate(part: _Part) -> _Part:
-        return cast("_Part", create_model(part.__name__, __base__=part, __doc__=part.__doc__, **own))
+    def decorate(part: type[_Part]) -> type[_Part]:
+        return create_model(part.__name__, __base__=part, __doc__=part.__doc__, **own)
 
     return decorate
 
@@ -291,22 +279,15 @@ class RunPart(RecordPart):
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:
     """The run record as strict JSON data, without NaN or Infinity."""
-    data = _data(
-        RunPart(
-            schema_version=SCHEMA_VERSION,
-            qdqspec=record.version,
-            started=record.started,
-            seconds=record.seconds,
-            cases=(),
-            runtimes=record.runtimes,
-        )
-    )
+    own = {**_fields(RunPart, record), "qdqspec": record.version, "cases": ()}
+    data = _data(RunPart, {"schema_version": SCHEMA_VERSION, **own})
+    data["cases"] = [case_to_json(case) for case in record.cases]
     folders = {case.evidence.case.name: case.evidence for case in record.cases}
     for comparison in data["runtimes"]:
         comparison["models"] = [
             _redacted(model, folders.get(model["case"])) for model in comparison["models"]
         ]
-    return {**data, "cases": [case_to_json(case) for case in record.cases]}
+    return data
 
 
 def case_to_json(record: CaseRecord) -> dict[str, Any]:
@@ -316,9 +297,9 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
     if latency is not None:
         for role, samples in latency.samples.items():
             timed[role] = {"role": role, "median_ms": latency.median_ms(role), "samples": samples}
-    ops: dict[str, tuple[str, ...]] = {}
+    ops: dict[str, list[str]] = {}
     for node, op_type in found.node_ops.items():
-        ops[op_type] = (*ops.get(op_type, ()), node)
+        ops.setdefault(op_type, []).append(node)
     pairs = found.pairs
     if not pairs and search is not None:  # without scales if the scales were not requested
         sites = sorted(search.winner.sites, key=lambda site: (site.tensor, site.consumers))
@@ -329,7 +310,8 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
     provenance = Provenance() if source is None else source.provenance
     if found.status == "untimed":
         provenance = Provenance(source="untimed")
-    part = CasePart.model_validate(
+    data = _data(
+        CasePart,
         {
             **_fields(CasePart, found.case, found),
             "schema_version": SCHEMA_VERSION,
@@ -360,14 +342,14 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
                 for result in record.results
             ),
             "provenance": provenance,
-        }
+        },
     )
-    return _redacted(_data(part), found)
+    return _redacted(data, found)
 
 
 def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:
     """A comparison of outputs as strict JSON data, as in ``result.json``."""
-    return _data(ParityPart.model_validate(parity))
+    return _data(ParityPart, parity)
 
 
 def json_text(data: dict[str, Any]) -> str:
@@ -375,8 +357,8 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _data(part: RecordPart) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(part.model_dump_json())
+def _data(part: type[RecordPart], values: object) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(part.model_validate(values).model_dump_json())
     return data
 
 
@@ -416,7 +398,8 @@ def _redacted(data: dict[str, Any], evidence: Evidence | None) -> dict[str, Any]
             return [walk(each, free) for each in value]
         return pattern.sub(lambda hit: names[hit[1]], value) if free and isinstance(value, str) else value
 
-    return {key: walk(value, key in _FREE_TEXTS) for key, value in data.items()}
+    redacted: dict[str, Any] = walk(data, False)
+    return redacted
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -426,17 +409,16 @@ def record_from_json(data: object) -> RunRecord:
     """The run record of JSON data. Raises `StateError` if the data is damaged or not a run record."""
     if isinstance(data, dict) and "case" in data:
         raise StateError("this is the result of one case, not a run record", cure=_AGAIN)
-
-    def convert(part: RunPart) -> RunRecord:
+    with _damage_of("run record", data):
+        part = RunPart.model_validate(data)
         cases = tuple(map(_case_from_part, part.cases))
         return record_of(RunRecord, part, version=part.qdqspec, cases=cases)
-
-    return _validated(RunPart, data, "run record", convert)
 
 
 def case_from_json(data: object) -> CaseRecord:
     """The case of a ``result.json``. Raises `StateError` if the data is damaged or not a case record."""
-    return _validated(CasePart, data, "case record", _case_from_part)
+    with _damage_of("case record", data):
+        return _case_from_part(CasePart.model_validate(data))
 
 
 def read_record(path: Path) -> RunRecord:
@@ -462,22 +444,17 @@ def _read(path: Path, parse: Callable[[object], _Record], absent: str, damaged: 
         raise StateError(error.what, where=path, cure=damaged) from None
 
 
-def _validated(
-    layout: type[_AnyPart], data: object, name: str, convert: Callable[[_AnyPart], _Record]
-) -> _Record:
-    """The record of valid data. Raises the first error as a `StateError`."""
+@contextmanager
+def _damage_of(name: str, data: object) -> Iterator[None]:
+    """Raise the first error in the data as a `StateError`."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         found = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
         raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {found}", cure=_AGAIN)
     try:
-        return convert(layout.model_validate(data))
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "the whole"
-        raise StateError(f"the {name} is damaged: {where}: {problem['msg']}", cure=_AGAIN) from None
+        yield
     except ValueError as error:
-        raise StateError(f"the {name} is damaged: {error}", cure=_AGAIN) from None
+        raise StateError(f"the {name} is damaged: {problem_text(error, 'the whole')}", cure=_AGAIN) from None
 
 
 def _case_from_part(part: CasePart) -> CaseRecord:

@@ -48,23 +48,20 @@ NAMES = st.text(max_size=12) | st.sampled_from(
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[GraphPart, ...]:
     """Parts of a graph that may have cycles, with odd names, operators and formats."""
-    count = draw(st.integers(1, 12))
-    parts = []
-    for at in range(count):
-        ops = draw(st.dictionaries(NAMES, st.integers(1, 9), min_size=1, max_size=3))
-        nodes = sum(ops.values())
-        formats = draw(st.dictionaries(NAMES, st.integers(1, 3), max_size=2))
-        while sum(formats.values()) > nodes:
-            formats.popitem()
-        ms = st.none() | st.floats(0, 100)
-        makers = draw(st.sets(st.integers(0, count - 1), max_size=3)) - {at}
-        figures = {name: draw(ms) for name in ("reference_ms", "tuned_ms")}
-        sqnr_db, inputs = draw(st.none() | st.floats(-20, 200)), tuple(sorted(makers))
-        part = GraphPart(
-            name=draw(NAMES), ops=ops, formats=formats, sqnr_db=sqnr_db, inputs=inputs, **figures
-        )
-        parts.append(part)
-    return tuple(parts)
+    ms = st.none() | st.floats(0, 100)
+    part = st.builds(
+        GraphPart,
+        name=NAMES,
+        ops=st.dictionaries(NAMES, st.integers(6, 9), min_size=1, max_size=3),
+        formats=st.dictionaries(NAMES, st.integers(1, 3), max_size=2),  # of no more nodes than there are
+        reference_ms=ms,
+        tuned_ms=ms,
+        sqnr_db=st.none() | st.floats(-20, 200),
+    )
+    parts = draw(st.lists(part, min_size=1, max_size=12))
+    makers = st.sets(st.integers(0, len(parts) - 1), max_size=3)
+    inputs = (tuple(sorted(draw(makers) - {at})) for at in range(len(parts)))
+    return tuple(replace(one, inputs=read) for one, read in zip(parts, inputs, strict=True))
 
 
 def drawn_run(parts: tuple[GraphPart, ...], cases: int = 1) -> RunRecord:
