@@ -168,7 +168,7 @@ class Audit:
         if not self.is_quantized:
             return NOTHING
         imported = import_placement(self.given)
-        write_scheme(self.folder / "scheme.json", imported.placement, imported.pairs, "imported")
+        write_scheme(self.folder / "scheme.json", imported)
         stripped = Model(strip_qdq(self.given).proto, path=self.path)
         applied = apply_scheme(stripped, self.folder / "scheme.json")
         save_model(applied.proto, self.folder / "again.onnx", base=self.path.parent)

@@ -22,8 +22,8 @@ from real_data import RealModel
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.import_qdq import import_placement
-from qdqspec.qdq.scheme_file import IMPORTED, apply_scheme, write_scheme
-from qdqspec.types import PlacedPair, Placement
+from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.types import PlacedPair
 
 LIMIT_S = 180.0
 
@@ -96,10 +96,8 @@ class Rival:
 def _insert_unsigned(original: Path, made: Path, output: Path) -> None:
     given = load_model(original)
     imported = import_placement(load_model(made), given)
-    pairs = tuple(_unsigned(pair) for pair in imported.pairs)
     scheme = output.with_suffix(".scheme.json")
-    placement = Placement(sites=frozenset(pair.site for pair in pairs))
-    write_scheme(scheme, placement, pairs, IMPORTED, imported.positions)
+    write_scheme(scheme, replace(imported, pairs=tuple(map(_unsigned, imported.pairs))))
     save_model(apply_scheme(given, scheme).proto, output, base=original.parent)
 
 

@@ -45,7 +45,7 @@ PAIR_OPS = {
 }
 
 _BIAS = 127  # of an exponent stored in 8 bits
-_EXPONENTS = (-127, 127)
+EXPONENTS = (-127, 127)
 
 # The largest magnitude of each block along the last axis. Kernels compute in float32 whatever type ``x`` has.
 _LARGEST = """
@@ -129,7 +129,7 @@ def meanings(proto: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
 def as_e8m0(scale: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     """Powers of two as their exponents plus 127."""
     _, exponent = np.frexp(scale)
-    return np.asarray(np.clip(exponent - 1, *_EXPONENTS) + _BIAS, np.uint8)
+    return np.asarray(np.clip(exponent - 1, *EXPONENTS) + _BIAS, np.uint8)
 
 
 def of_e8m0(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:

@@ -93,7 +93,6 @@ from .scales import (
     quantize as quantize,  # the stored numbers of ``values``
 )
 from .scheme_file import (
-    IMPORTED as IMPORTED,  # as a backend: the scheme comes from a model that another tool quantized
     SchemeFile as SchemeFile,  # content of a scheme file
     SchemeNumbers as SchemeNumbers,  # the numbers of a scheme in the form that insertion needs
     apply_scheme as apply_scheme,  # the model with the pairs and numbers of a scheme

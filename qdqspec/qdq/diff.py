@@ -18,7 +18,7 @@ from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph import Model, converted_like
 from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
-from qdqspec.qdq.pair_numbers import Numbers
+from qdqspec.qdq.formats import QuantParams
 from qdqspec.qdq.scales import along
 from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons
 from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
@@ -125,7 +125,7 @@ class _Side:
     def half_steps(self, end: Consumer) -> Array | None:
         """Largest rounding error of a weight stored in integers; ``None`` if it is not stored."""
         pair = self.at.get(end)
-        if pair is None or not pair.stored or pair.numbers is None or pair.numbers.block:
+        if pair is None or not pair.stored or pair.numbers is None or pair.numbers.format.block:
             return None
         dims = tuple(self.model.constants[pair.quantized].dims)
         half: Array = along(pair.numbers.scale, dims, pair.numbers.axis or 0, 0) / 2
@@ -157,15 +157,15 @@ def _list_numbers(pair: FoundPair) -> dict[str, object]:
     numbers = pair.numbers
     return {
         "tensor": pair.tensor,
-        "format": "" if numbers is None else numbers.format,
+        "format": "" if numbers is None else numbers.format.stored_type,
         "scale": [] if numbers is None else numbers.step.reshape(-1).tolist(),
-        "zero_point": [] if numbers is None else numbers.zero_point.reshape(-1).tolist(),
+        "zero_point": [] if numbers is None else numbers.zero_point.astype(np.float32).reshape(-1).tolist(),
         "axis": None if numbers is None else numbers.axis,
-        "block": 0 if numbers is None else numbers.block,
+        "block": 0 if numbers is None else numbers.format.block,
         "weight": pair.weight,
         "stored": pair.stored,
         "problem": pair.problem,
-        "dynamic": numbers is not None and numbers.dynamic,
+        "dynamic": numbers is not None and numbers.is_dynamic,
     }
 
 
@@ -210,21 +210,21 @@ def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair)
             yield Change(kind="integers", text=text)
 
 
-def _compare_numbers(before: Numbers, after: Numbers) -> Iterator[Change]:
-    if before.format != after.format:
-        yield Change(kind="format", text=f"{before.format} > {after.format}")
-    if (before.axis, before.block) != (after.axis, after.block):
+def _compare_numbers(before: QuantParams, after: QuantParams) -> Iterator[Change]:
+    if before.format.elem_type != after.format.elem_type:
+        yield Change(kind="format", text=f"{before.format.stored_type} > {after.format.stored_type}")
+    if (before.axis, before.format.block) != (after.axis, after.format.block):
         axes = []
         for numbers in (before, after):
             channels = "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
-            blocks = f"blocks of {numbers.block} on axis {numbers.axis}"
-            axes.append(blocks if numbers.block else channels)
+            blocks = f"blocks of {numbers.format.block} on axis {numbers.axis}"
+            axes.append(blocks if numbers.format.block else channels)
         yield Change(kind="axis", text=" > ".join(axes))
     if before.precision != after.precision:
         yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
-    if before.dynamic != after.dynamic:
+    if before.is_dynamic != after.is_dynamic:
         words = ("scales of constants", "scales found at run time")
-        yield Change(kind="scale", text=f"{words[before.dynamic]} > {words[after.dynamic]}")
+        yield Change(kind="scale", text=f"{words[before.is_dynamic]} > {words[after.is_dynamic]}")
     elif before.scale.shape != after.scale.shape:
         yield Change(kind="scale", text=f"{before.scale.size} > {after.scale.size} scales")
         return
@@ -355,16 +355,17 @@ def _describe_pair(pair: FoundPair) -> str:
     numbers = pair.numbers
     if numbers is None:
         return pair.problem
-    blocks = f" in blocks of {numbers.block}" if numbers.block else ""
+    kind = numbers.format.stored_type
+    kind += f" in blocks of {numbers.format.block}" if numbers.format.block else ""
     first = numbers.step.flat[0]
-    if numbers.dynamic:
-        return f"{numbers.format}{blocks}, scales found at run time{'' if first == 1 else f', times {first:.5g}'}"
+    if numbers.is_dynamic:
+        return f"{kind}, scales found at run time{'' if first == 1 else f', times {first:.5g}'}"
     scale = f"scale {first:.5g}"
     if numbers.step.size > 1:
         bounds = f"{numbers.step.min():.4g} to {numbers.step.max():.4g}"
         scale = f"{numbers.step.size} scales on axis {numbers.axis}, {bounds}"
     kept = "" if not pair.weight else ", stored as integers" if pair.stored else ", a float weight"
-    return f"{numbers.format}{blocks}, {scale}, zero point {_write_points(numbers.zero_point)}{kept}"
+    return f"{kind}, {scale}, zero point {_write_points(numbers.zero_point)}{kept}"
 
 
 def _bound_scales(changes: Iterable[Change]) -> tuple[float, float] | None:

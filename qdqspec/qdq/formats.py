@@ -65,6 +65,11 @@ class NumberFormat:
         """The numpy dtype of its values."""
         return onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
 
+    @property
+    def stored_type(self) -> str:
+        """The ONNX element type in lower case: int8, float8e4m3fn."""
+        return str(_Type.DataType.Name(self.elem_type)).lower()
+
 
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
@@ -106,14 +111,24 @@ def number_format(name: str) -> NumberFormat:
     return FORMATS[name]
 
 
+def format_stored_as(
+    elem_type: int, block: int = 0, scale_type: int | None = None, *, at_run_time: bool = False
+) -> NumberFormat:
+    """The format that stores numbers and scales in this way; without a name if no placement can have it."""
+    wanted = elem_type, block, scale_type, at_run_time
+    known = (f for f in FORMATS.values() if (f.elem_type, f.block, f.scale_type, f.at_run_time) == wanted)
+    return next(known, NumberFormat("", elem_type, 0, 0, 0, block, scale_type, at_run_time))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantParams:
     """Scale and zero point of one Q/DQ pair.
 
-    ``scale`` is float32, ``zero_point`` has the format's dtype; both are scalars (shape ``()``), of shape
+    ``scale`` is float32, ``zero_point`` holds integers of the format; both are scalars (shape ``()``), of shape
     ``(channels,)`` if ``axis`` is set, or for a blocked format of the tensor's shape with the number of blocks along
-    ``axis``. real = (stored - zero_point) * scale, times ``outer`` if scales are quantized themselves. The scales of an
-    activation in a dynamic format are unknown: ``scale`` is then a placeholder, 1 of shape ``()``.
+    ``axis``. real = (stored - zero_point) * scale, times ``outer`` if scales are quantized themselves. ``is_dynamic``
+    is whether the scale, or those of blocks, are computed when the model runs: ``scale`` is then a placeholder, 1 of
+    shape ``()``. ``precision`` is the element type that a tool set the operators to compute in, 0 if unset.
     """
 
     format: NumberFormat
@@ -121,6 +136,8 @@ class QuantParams:
     zero_point: npt.NDArray[np.generic]
     axis: int | None = None
     outer: npt.NDArray[np.float32] | None = None
+    is_dynamic: bool = False
+    precision: int = 0
 
     @property
     def has_zero_point(self) -> bool:
@@ -128,11 +145,14 @@ class QuantParams:
         return not (self.format.block and self.format.signed) or bool(self.zero_point.any())
 
     @property
-    def is_dynamic(self) -> bool:
-        """Whether the scales are computed when the model runs."""
-        return self.format.dynamic and self.scale.ndim == 0
-
-    @property
     def step(self) -> npt.NDArray[np.float32]:
         """The real value of one unit of the stored numbers, in the shape of ``scale``."""
         return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)
+
+    def same(self, other: QuantParams) -> bool:
+        """Whether two pairs compute the same."""
+        keys = []
+        for each in (self, other):
+            kind = each.format.elem_type, each.format.block, each.axis, each.precision, each.is_dynamic
+            keys.append((*kind, each.step.shape, each.step.tobytes(), each.zero_point.tobytes()))
+        return keys[0] == keys[1]

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import TensorProto
 
 from qdqspec._core.units import count_text, names_text
-from qdqspec.graph import Model, converted_like, folded_like, is_converted
+from qdqspec.graph import FLOAT16, Model, converted_like, folded_like, is_converted
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
-from qdqspec.qdq.formats import FORMATS, NumberFormat
 from qdqspec.qdq.match import fit_pairs, positions
-from qdqspec.qdq.pair_numbers import Numbers
-from qdqspec.qdq.quantizer import MOST_STEPS, packed
+from qdqspec.qdq.quantizer import MOST_STEPS, packed, placed_pair
 from qdqspec.qdq.scales import quantize
-from qdqspec.qdq.scheme_file import params_of
+from qdqspec.qdq.scheme_file import IMPORTED, SchemeFile
 from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
@@ -32,22 +28,16 @@ _SUPERSEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """The placement of a quantized model with its numbers, and notes for the reader.
+@dataclass(frozen=True, kw_only=True)
+class Imported(SchemeFile):
+    """The scheme of a quantized model, and notes for the reader.
 
-    ``model`` is the one that `strip_qdq` makes; tensor and node names are its own. ``positions`` of its nodes are for
-    models with other names: see `qdqspec.qdq.match`. The numbers are those of a model with the factors
-    ``equalized``, which was converted from float16 to float32 if it ``is_converted``.
+    ``model`` is the one that `strip_qdq` makes; tensor and node names are its own.
     """
 
+    backend: str = IMPORTED
     model: Model
-    placement: Placement
-    pairs: tuple[PlacedPair, ...]
-    equalized: tuple[Equalization, ...] = ()
     notes: tuple[str, ...] = ()
-    positions: Mapping[str, str] = field(default_factory=dict)
-    is_converted: bool = False
 
 
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
@@ -93,12 +83,11 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         notes.append(f"operators of domain trt, {names_text(trt)}: left as they are")
     return Imported(
         model=apart.stripped,
-        placement=Placement(sites=frozenset(pair.site for pair, _ in placed)),
         pairs=tuple(pair for pair, _ in placed),
         equalized=equalized,
         notes=tuple(notes),
         positions=positions(apart.stripped),
-        is_converted=is_converted(model),
+        converted_from=FLOAT16 if is_converted(model) else None,
     )
 
 
@@ -120,10 +109,10 @@ def _explain_inexpressible(pair: FoundPair) -> str:
         return pair.problem
     if pair.ends and not _find_consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
-    if _find_format(numbers) is None:
-        in_blocks = numbers.block or numbers.scale.ndim > 1
-        blocks = f" in blocks of {numbers.block or '?'}" if in_blocks else ""
-        return f"is {numbers.format}{blocks}, which schemes do not carry"
+    fmt = numbers.format
+    if not fmt.name:
+        blocks = f" in blocks of {fmt.block or '?'}" if fmt.block or numbers.scale.ndim > 1 else ""
+        return f"is {fmt.stored_type}{blocks}, which schemes do not carry"
     if numbers.axis is not None and numbers.axis < 0:
         return "has an axis counted from the end of a shape that is not known"
     if numbers.precision:
@@ -138,46 +127,26 @@ def _find_consumers(pair: FoundPair) -> tuple[Consumer, ...]:
     return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
 
 
-def _find_format(numbers: Numbers) -> NumberFormat | None:
-    """The format that stores its numbers and scales in this way."""
-    stored = numbers.block, numbers.scale_type, numbers.dynamic and not numbers.block
-    for fmt in FORMATS.values():
-        name = TensorProto.DataType.Name(fmt.elem_type).lower()
-        if name == numbers.format and (fmt.block, fmt.scale_type, fmt.at_run_time) == stored:
-            return fmt
-    return None
-
-
 def _place_pair(pair: FoundPair, model: Model, floats: ScaledValues) -> tuple[PlacedPair, int]:
     """A pair of a scheme, and by how many steps its integers come back changed.
 
     The stored integers may differ from the nearest ones of the float weight. A scheme has differences of up to a byte.
     """
-    numbers = pair.numbers
-    assert numbers is not None
-    fmt = _find_format(numbers)
-    assert fmt is not None
+    params = pair.numbers
+    assert params is not None
+    fmt = params.format
     site = Site(
         tensor=pair.tensor,
         consumers=_find_consumers(pair),
         format=fmt.name,
-        axis=numbers.axis,
+        axis=params.axis,
         weight=pair.weight,
     )
-    placed = PlacedPair(
-        site=site,
-        scale=tuple(numbers.scale.reshape(-1).tolist()),
-        zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
-        stored=pair.stored or not pair.weight,
-        outer=None if numbers.outer is None else numbers.outer.item(),
-        bias=pair.bias,
-    )
+    placed = placed_pair(site, params, stored=pair.stored or not pair.weight, bias=pair.bias)
     if not pair.stored:
         return placed, 0
-    stored = model.array(pair.quantized)
-    weight = floats.of(pair.tensor).astype(np.float32, copy=False)
-    nearest = quantize(weight, params_of(placed, weight.shape))
-    apart = stored.astype(np.float64) - nearest.astype(np.float64)
+    nearest = quantize(floats.of(pair.tensor).astype(np.float32, copy=False), params)
+    apart = model.array(pair.quantized).astype(np.float64) - nearest.astype(np.float64)
     steps = math.ceil(np.abs(apart).max(initial=0))
     if 0 < steps <= MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
         return replace(placed, rounding=packed(apart.astype(np.int8))), 0

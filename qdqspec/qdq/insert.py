@@ -39,8 +39,8 @@ _Insert: TypeAlias = tuple[Site, Pair]
 
 
 @dataclass(frozen=True, slots=True)
-class Inserted:
-    """A model with Q/DQ pairs, and notes for the reader."""
+class ChangedModel:
+    """A model whose Q/DQ pairs were inserted or removed, and notes for the reader."""
 
     proto: onnx.ModelProto
     notes: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Inserted:
 
 def insert_qdq(
     model: Model, placement: Placement, numbers: QuantSource, *, floating: frozenset[Site] = frozenset()
-) -> Inserted:
+) -> ChangedModel:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
     Raises `PlacementError` if a site does not fit, `ModelError` if the opset cannot be raised.
@@ -81,7 +81,7 @@ class Inserter:
         flat = model.flat if store is None else flat_form(proto)
         self._base = cache(partial(_Base, model, self._maker, proto, flat))
 
-    def insert(self, placement: Placement) -> Inserted:
+    def insert(self, placement: Placement) -> ChangedModel:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
         sites = placement.ordered
         seen: set[Consumer] = set()
@@ -103,7 +103,7 @@ class Inserter:
         if self._model.has_bodies:  # integers go where the float weight is
             instead = {pair.integer.name: site.tensor for site, pair in inserts if pair.integer is not None}
             candidate = closed(candidate, instead)
-        return Inserted(candidate, base.notes)
+        return ChangedModel(candidate, base.notes)
 
     def _make(self, site: Site, source: str) -> list[_Insert]:
         """The pairs of a site, made once: one for each graph that reads it, as kernels are fused within a graph.

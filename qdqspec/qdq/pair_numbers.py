@@ -6,10 +6,9 @@ covers 4-bit blocks as well as 8-bit channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -27,7 +26,8 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
-from qdqspec.qdq.scales import along
+from qdqspec.qdq.formats import RUN_TIME, QuantParams, format_stored_as, number_format
+from qdqspec.qdq.scales import along, run_time_params
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 COMPUTED = "its scale or zero point is computed"
@@ -88,6 +88,17 @@ def scale_of(model: Model, node: Node) -> Array:
     return of_e8m0(scale) if node.op_type in (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) else scale
 
 
+def stated_numbers(model: Model, node: Node) -> tuple[Array | None, Array | None]:
+    """Scale and zero point of a Q or DQ as its inputs have them, ``None`` for one that is computed.
+
+    A zero point that is not given is zero, in the shape of the scale.
+    """
+    scale = scale_of(model, node) if is_constant(model, node.inputs[1:2]) else None
+    if given := node.input_at(2):
+        return scale, model.array(given) if given in model.constants else None
+    return scale, None if scale is None else np.zeros(scale.shape)
+
+
 def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
     """Whether all these tensors (empty names aside) are constants of the model, or dequantized scales."""
     return all(
@@ -128,46 +139,11 @@ def is_dynamic(node: Node) -> bool:
     return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Numbers:
-    """The parameters of a pair. ``format`` is the ONNX element type in lower case: int8, float8e4m3fn.
-
-    ``scale`` is float32 and has no dimension, one (along ``axis``), or those of the tensor in blocks of
-    ``block`` elements along it; ``zero_point`` has the same shape and is zero if none is given. ``precision``
-    is the element type that the operators are set to compute in, 0 if unset. ``scale_type`` is the element
-    type of scales stored in a narrow format, and ``outer`` their common factor. If ``dynamic``, the scale, or
-    those of blocks, are computed at run time, and ``scale`` is 1.
-    """
-
-    format: str
-    scale: npt.NDArray[np.float32]
-    zero_point: npt.NDArray[np.float32]
-    axis: int | None = None
-    block: int = 0
-    precision: int = 0
-    scale_type: int | None = None
-    outer: npt.NDArray[np.float32] | None = None
-    dynamic: bool = False
-
-    @property
-    def step(self) -> npt.NDArray[np.float32]:
-        """The value of one unit of the stored numbers, as far as it is known."""
-        return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)
-
-    def same(self, other: Numbers) -> bool:
-        """Whether two pairs compute the same."""
-        keys = []
-        for each in (self, other):
-            kind = each.format, each.axis, each.block, each.precision, each.dynamic
-            keys.append((*kind, each.step.shape, each.step.tobytes(), each.zero_point.tobytes()))
-        return keys[0] == keys[1]
-
-
-def read_numbers(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
+def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[QuantParams | None, str]:
     """The numbers of a pair, or of a DequantizeLinear alone; ``None`` and the reason if they are unknown."""
     if quantize is not None and is_dynamic(quantize):
-        numbers = _read_dynamic(model, dequantize, quantize)
-        return numbers, "" if numbers is not None else RESCALES
+        params = _read_dynamic(model, dequantize, quantize)
+        return params, "" if params is not None else RESCALES
     nodes = (dequantize,) if quantize is None else (quantize, dequantize)
     if not all(is_constant(model, node.inputs[1:]) for node in nodes):
         return None, COMPUTED
@@ -182,26 +158,24 @@ def read_numbers(model: Model, dequantize: Node, quantize: Node | None) -> tuple
         elem_type = model.constants[zero_point].data_type
     else:
         elem_type = first.number("output_dtype", 0) or TensorProto.UINT8
-    name = str(TensorProto.DataType.Name(elem_type)).lower()
-    read = [_read_stored(model, node, name, (quantize or dequantize).inputs[0]) for node in nodes]
+    read = [_read_stored(model, node, elem_type, (quantize or dequantize).inputs[0]) for node in nodes]
     return (read[0], "") if read[0].same(read[-1]) else (None, RESCALES)
 
 
-def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
+def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> QuantParams | None:
     """The parameters of a dynamically quantizing pair; ``None`` if Q and DQ do not match."""
-    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
     if quantize.op_type == QUANTIZE:
         if dequantize.inputs != quantize.outputs:
             return None
         if quantize.inputs[0] not in model.constants:
-            return Numbers(format="uint8", scale=one, zero_point=zero, dynamic=True)
+            return run_time_params(number_format(RUN_TIME))
         values = model.array(
             quantize.inputs[0]
         )  # the operator computes the numbers, by its definition in ONNX
         low, high = (np.float32(limit) for limit in (values.min(initial=0), values.max(initial=0)))
         scale = np.array((high - low) / np.float32(255) or 1, np.float32)
         zero_point = np.array(np.clip(np.rint(-low / scale), 0, 255), np.float32)
-        return Numbers(format="uint8", scale=scale, zero_point=zero_point)
+        return QuantParams(number_format("uint8"), scale, zero_point)
     source, outer = dequantize.inputs[1], None
     if quantize.op_type == FP4_DYNAMIC:
         undo = model.producer.get(source)
@@ -215,25 +189,20 @@ def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | N
     same_axis = (axis - its_axis) % rank == 0 if rank else axis == its_axis
     if found_scales(model, source) is not quantize or block != its_block or not same_axis:
         return None
-    four_bits = quantize.op_type == FP4_DYNAMIC
-    return Numbers(
-        format="float4e2m1" if four_bits else "float8e4m3fn",
-        scale=one,
-        zero_point=zero,
-        axis=axis + rank if axis < 0 else axis,
-        block=block,
-        scale_type=TensorProto.FLOAT8E4M3FN if four_bits else TensorProto.FLOAT8E8M0,
-        outer=outer,
-        dynamic=True,
-    )
+    stored = TensorProto.FLOAT8E4M3FN, block, TensorProto.FLOAT8E8M0
+    if quantize.op_type == FP4_DYNAMIC:
+        stored = TensorProto.FLOAT4E2M1, block, TensorProto.FLOAT8E4M3FN
+    params = run_time_params(format_stored_as(*stored))
+    zero = np.zeros((), np.float32)
+    return replace(params, axis=axis + rank if axis < 0 else axis, outer=outer, zero_point=zero)
 
 
-def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Numbers:
+def _read_stored(model: Model, node: Node, elem_type: int, tensor: str) -> QuantParams:
     """The numbers that a Q or DQ of a tensor states: its axis is counted from 0, and ``None`` for a single scale.
 
     A scale of shape [1] is one for the whole tensor, unless the named axis has one element itself.
     """
-    scale, outer = scale_of(model, node).astype(np.float32), None
+    (scale, zero_point), outer = (np.asarray(each, np.float32) for each in stated_numbers(model, node)), None
     stored: int = TensorProto.FLOAT8E8M0
     maker = model.producer.get(node.inputs[1])
     if node.inputs[1] not in model.constants and maker is not None:
@@ -245,9 +214,7 @@ def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Num
             stored = TensorProto.FLOAT  # only the result of the operator is known
     elif not is_pair_op(node.proto):
         stored = model.constants[node.inputs[1]].data_type
-    zero_point = np.zeros(scale.shape, np.float32)
-    if given := node.input_at(2):
-        zero_point = zero_point + model.array(given).astype(np.float32).reshape(zero_point.shape)
+    zero_point = zero_point.reshape(scale.shape)
     constant = model.constants.get(tensor)
     shape = model.shape(tensor) if constant is None else tuple(constant.dims)
     at, block = blocks_of(node)
@@ -259,13 +226,5 @@ def _read_stored(model: Model, node: Node, format_name: str, tensor: str) -> Num
         axis = at if scale.ndim and is_named and is_one else None
     if axis is None:
         scale, zero_point = scale.reshape(()), zero_point.reshape(())
-    return Numbers(
-        format=format_name,
-        scale=scale,
-        zero_point=zero_point,
-        axis=axis,
-        block=block,
-        precision=node.number("precision", 0),
-        scale_type=None if stored in FLOATS else stored,
-        outer=outer,
-    )
+    fmt = format_stored_as(elem_type, block, None if stored in FLOATS else stored)
+    return QuantParams(fmt, scale, zero_point, axis, outer, precision=node.number("precision", 0))

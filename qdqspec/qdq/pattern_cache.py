@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml.events import AliasEvent
 
+from qdqspec._core.records import problem_text
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph import first_line
 from qdqspec.graph.regions import PatternGranularity
@@ -227,9 +228,7 @@ def read_cache(path: Path) -> PatternCache:
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
-        what = f"this is not a pattern cache: {place}: {problem['msg']}"
+        what = f"this is not a pattern cache: {problem_text(error, 'the whole file')}"
         raise StateError(what, where=path, cure=_CURE) from None
     entries: dict[Key, tuple[CacheEntry, ...]] = {}
     texts: dict[str, str] = {}

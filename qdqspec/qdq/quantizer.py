@@ -132,14 +132,7 @@ class Quantizer:
         """The sites of a placement with their numbers, by tensor name and consumers."""
         sites = sorted(placement.sites, key=lambda site: (site.tensor, site.consumers))
         return tuple(
-            PlacedPair(
-                site=site,
-                scale=tuple(params.scale.reshape(-1).tolist()),
-                zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
-                outer=None if params.outer is None else float(params.outer),
-                bias=shift_text(self.bias_shift(site)),
-            )
-            for site, params in zip(sites, map(self.params, sites), strict=True)
+            placed_pair(site, self.params(site), bias=shift_text(self.bias_shift(site))) for site in sites
         )
 
     def _of_activation(self, site: Site) -> QuantParams:
@@ -206,6 +199,18 @@ class Quantizer:
                 cure="export the model again; such a weight cannot be quantized",
             )
         return values
+
+
+def placed_pair(site: Site, params: QuantParams, *, bias: str = "", stored: bool = True) -> PlacedPair:
+    """A site with its numbers as a scheme has them; `qdqspec.qdq.scheme_file.params_of` is the inverse."""
+    return PlacedPair(
+        site=site,
+        scale=tuple(params.scale.reshape(-1).tolist()),
+        zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
+        stored=stored,
+        outer=None if params.outer is None else float(params.outer),
+        bias=bias,
+    )
 
 
 # ---- corrections as text ----------------------------------------------------------------------------

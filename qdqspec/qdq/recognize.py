@@ -26,7 +26,7 @@ from qdqspec.qdq.pair_numbers import (
     is_op,
     is_qdq,
     makes_scale,
-    scale_of,
+    stated_numbers,
 )
 
 
@@ -133,13 +133,13 @@ class Recognition:
 
     def _rescales(self, quantize: Node, dequantize: Node) -> bool:
         """Whether constant numbers of ONNX's own Q and DQ differ: then the pair does more than rounding."""
-        nodes = quantize, dequantize
-        if any(node.domain == DOMAIN or not is_constant(self.model, node.inputs[1:]) for node in nodes):
+        if DOMAIN in (quantize.domain, dequantize.domain) or is_dynamic(quantize):
             return False
-        scales = [scale_of(self.model, node) for node in nodes]
-        zeros = [self.model.array(name) if (name := node.input_at(2)) else np.zeros(1) for node in nodes]
-        for one, other in (scales, zeros):  # one value may stand for all
-            fits = one.shape == other.shape or 1 in (one.size, other.size)
+        numbers = (stated_numbers(self.model, node) for node in (quantize, dequantize))
+        for one, other in zip(*numbers, strict=True):
+            if one is None or other is None:
+                return False
+            fits = one.shape == other.shape or 1 in (one.size, other.size)  # one value may stand for all
             if not fits or (one.astype(np.float64) != other.astype(np.float64)).any():
                 return True
         return False

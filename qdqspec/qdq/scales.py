@@ -14,6 +14,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqspec._core.arrays import Array
+from qdqspec.graph.trt import EXPONENTS
 from qdqspec.qdq.formats import NumberFormat, QuantParams
 from qdqspec.qdq.ranges import TensorRange
 
@@ -32,13 +33,12 @@ REALS: dict[int, np.dtype[np.generic]] = {
     TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
 }
 _FP8_HIGH, _FP8_LOW = 448.0, 2.0**-9  # the largest and smallest positive float8e4m3fn
-_E8M0_EXPONENTS = (-127, 127)
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
 def run_time_params(fmt: NumberFormat) -> QuantParams:
     """The placeholder parameters of an activation whose scale and zero point are computed when the model runs."""
-    return _make_per_tensor(fmt, 1.0, 0)
+    return replace(_make_per_tensor(fmt, 1.0, 0), is_dynamic=True)
 
 
 def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> QuantParams:
@@ -90,7 +90,7 @@ def weight_params(
     outer = None
     if fmt.scale_type == TensorProto.FLOAT8E8M0:
         # Rounded up, so that no value of a block is clipped (the OCP specification rounds down and saturates).
-        exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
+        exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *EXPONENTS)
         scale = np.exp2(exponents).astype(np.float32)
     elif fmt.two_level:
         outer = _make_usable(np.asarray(scale.max(initial=0.0) / _FP8_HIGH))

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qdqspec._core.records import TooLargeError, content_sum, read_json
+from qdqspec._core.records import TooLargeError, content_sum, problem_text, read_json, record_of
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
-from qdqspec.graph import FLOAT16, Model, computes_in_float16, in_float32, with_types, write_text
+from qdqspec.graph import Model, computes_in_float16, in_float32, with_types, write_text
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
 from qdqspec.qdq.formats import QuantParams, number_format
-from qdqspec.qdq.insert import Inserted, insert_qdq
+from qdqspec.qdq.insert import ChangedModel, insert_qdq
 from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
 from qdqspec.qdq.pairs import biased_layer
 from qdqspec.qdq.quantizer import unpacked, weight_key
@@ -39,7 +39,7 @@ _CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its d
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeFile:
-    """Content of a scheme file: the backend it was made for, and the sites with their numbers.
+    """Content of a scheme file: the backend it was made for, and the sites with their numbers, each once.
 
     ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
     ``dq_dtype`` is the type of tensors whose type the model does not state. The numbers are those of a model with the
@@ -59,27 +59,12 @@ class SchemeFile:
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
 
-def write_scheme(
-    path: Path,
-    placement: Placement,
-    pairs: Sequence[PlacedPair],
-    backend: str,
-    positions: Mapping[str, str] | None = None,
-    *,
-    dq_dtype: str | None = None,
-    factors: Sequence[Equalization] = (),
-    is_converted: bool = False,
-) -> None:
-    """Write a placement and the numbers of its sites atomically, one line per site: see `SchemeFile`.
-
-    Raises `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be written.
-    """
-    if {pair.site for pair in pairs} != placement.sites:
-        raise PlacementError("the numbers given are not those of the placement", where=path)
-    ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
+def write_scheme(path: Path, scheme: SchemeFile) -> None:
+    """Write a scheme atomically, one line per site. Raises `OutputError` if the file cannot be written."""
+    ordered = sorted(scheme.pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
     records: list[dict[str, object]] = []
     for pair in ordered:
-        site, single, at = pair.site, pair.site.axis is None, positions or {}
+        site, single, at = pair.site, pair.site.axis is None, scheme.positions
         record: dict[str, object] = {
             "tensor": site.tensor,
             "consumers": [
@@ -97,14 +82,14 @@ def write_scheme(
         record |= {"bias": pair.bias} if pair.bias else {}
         record |= {} if pair.stored else {"stored": False}
         records.append(record)
-    channels = [change.record for change in factors]
+    channels = [change.record for change in scheme.equalized]
     head = {
         "schema_version": SCHEMA_VERSION,
-        "backend": backend,
-        "digest": placement.digest,
-        "sum": _sum(backend, records, channels),
-    } | ({} if dq_dtype is None else {"dq_dtype": dq_dtype})
-    head |= {"converted_from": FLOAT16} if is_converted else {}
+        "backend": scheme.backend,
+        "digest": scheme.placement.digest,
+        "sum": _sum(scheme.backend, records, channels),
+    } | ({} if scheme.dq_dtype is None else {"dq_dtype": scheme.dq_dtype})
+    head |= {} if scheme.converted_from is None else {"converted_from": scheme.converted_from}
     head |= {"equalized": channels} if channels else {}
     sites = ",\n  ".join(map(json.dumps, records))
     write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
@@ -125,7 +110,7 @@ def read_scheme(path: Path) -> SchemeFile:
     return _check_content(content, path)
 
 
-def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
+def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> ChangedModel:
     """The model with the pairs and numbers of a scheme.
 
     The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
@@ -203,14 +188,15 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
     """The numbers of a pair as arithmetic parameters; scales of blocks need the shape of the weight."""
     fmt, axis = number_format(pair.site.format), pair.site.axis
     along: tuple[int, ...] = () if axis is None else (-1,)
-    if fmt.dynamic and not pair.site.weight:
+    is_dynamic = fmt.dynamic and not pair.site.weight
+    if is_dynamic:
         along = ()
     elif fmt.block and axis is not None:
         along = tuple(-(-d // fmt.block) if i == axis else d for i, d in enumerate(shape))
     scale = np.array(pair.scale, np.float32).reshape(along)
     zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
     outer = None if pair.outer is None else np.asarray(pair.outer, np.float32)
-    return QuantParams(fmt, scale, zero_point, axis, outer)
+    return QuantParams(fmt, scale, zero_point, axis, outer, is_dynamic)
 
 
 def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:
@@ -270,15 +256,9 @@ class _Site(BaseModel):
             axis=self.axis,
             weight=self.axis is not None if self.weight is None else self.weight,
         )
-        return PlacedPair(
-            site=site,
-            scale=tuple(self.scale) if isinstance(self.scale, list) else (self.scale,),
-            zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
-            stored=self.stored,
-            outer=self.outer,
-            rounding=self.rounding,
-            bias=self.bias,
-        )
+        scale = tuple(self.scale) if isinstance(self.scale, list) else (self.scale,)
+        zero_point = tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,)
+        return record_of(PlacedPair, self, site=site, scale=scale, zero_point=zero_point)
 
 
 class _File(BaseModel):
@@ -299,12 +279,9 @@ def _check_content(content: object, where: Path | str) -> SchemeFile:
         file = _File.model_validate(content)
         factors = EQUALIZATIONS.validate_python(file.equalized)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise StateError(
-            f"this is not a scheme: {place}: {problem['msg']}{more}", where=where, cure=_CURE
-        ) from None
+        what = f"this is not a scheme: {problem_text(error, 'the whole file')}{more}"
+        raise StateError(what, where=where, cure=_CURE) from None
     ends = (end for site in file.sites for end in site.consumers)
     known = SchemeFile(
         backend=file.backend,

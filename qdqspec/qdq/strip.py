@@ -28,8 +28,9 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.qdq.equalize import branches_of, restored
-from qdqspec.qdq.insert import RAISED_FROM, RaisedInputs, raised
-from qdqspec.qdq.pair_numbers import Numbers, is_op, makes_scale, read_numbers
+from qdqspec.qdq.formats import QuantParams
+from qdqspec.qdq.insert import RAISED_FROM, ChangedModel, RaisedInputs, raised
+from qdqspec.qdq.pair_numbers import is_op, makes_scale, read_params
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
 from qdqspec.qdq.recognize import Recognition, recognize, within_reach
 from qdqspec.types import Consumer
@@ -41,15 +42,7 @@ INTEGER_KERNELS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Stripped:
-    """A model without Q/DQ, and notes on pairs that were not removed and weights that were not restored."""
-
-    proto: onnx.ModelProto
-    notes: tuple[str, ...] = ()
-
-
-def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
+def strip_qdq(model: Model, reference: Model | None = None) -> ChangedModel:
     """The float model of a model with Q/DQ pairs.
 
     Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
@@ -69,10 +62,12 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
         other, is_equal = _strip(model, folded.model)
         nodes = f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
         notes = (*other.notes, nodes)
-    return Stripped(_make_reachable(reference, model), (*notes, *restored_types)) if is_equal else stripped
+    return (
+        ChangedModel(_make_reachable(reference, model), (*notes, *restored_types)) if is_equal else stripped
+    )
 
 
-def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
+def _strip(model: Model, reference: Model | None) -> tuple[ChangedModel, bool]:
     """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
     expected = None if reference is None else _raise_to_opset_of(model, reference)
     found = recognize(model, expected)
@@ -83,7 +78,7 @@ def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
     notes = [*work.notes()]
     if reference is not None and expected is not None:
         if _have_same_parts(proto, _make_reachable(expected, model), model):
-            return Stripped(_make_reachable(reference, model), (*notes, "equal to the reference")), True
+            return ChangedModel(_make_reachable(reference, model), (*notes, "equal to the reference")), True
         here = Model(proto).by_name
         lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
         if lost:
@@ -91,7 +86,7 @@ def _strip(model: Model, reference: Model | None) -> tuple[Stripped, bool]:
             notes.append(f"not like the reference, which has more nodes, {names_text(lost)}: {why}")
     if (before := metadata(model.proto, RAISED_FROM)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
-    return Stripped(proto, tuple(notes)), False
+    return ChangedModel(proto, tuple(notes)), False
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +345,7 @@ class FoundPair:
     nodes: tuple[str, ...]
     weight: bool
     stored: bool
-    numbers: Numbers | None
+    numbers: QuantParams | None
     problem: str = ""
     bias: str = ""  # the shift of the bias of the layer that reads this weight
     earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
@@ -400,7 +395,7 @@ def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPai
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
     earlier = None if quantize is None or stored else made.get(quantize.inputs[0])
     tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
-    numbers, problem = read_numbers(model, node, None if stored else quantize)
+    numbers, problem = read_params(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
     known = (end for end in model.ends(after) if end.is_output or end.node in apart.names)
     ends = {there for end in known for there in apart.ends(tensor, end)}

@@ -16,7 +16,7 @@ from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Placement
 
@@ -88,7 +88,7 @@ def test_a_scheme_is_read_back_from_its_file(drawn: Drawn) -> None:
     numbers = quantizer(model)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "scheme.json"
-        write_scheme(path, placement, numbers.placed(placement), "onnxruntime")
+        write_scheme(path, SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)))
         known = read_scheme(path)
         applied = apply_scheme(model, path)
     assert known.placement == placement

@@ -40,7 +40,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.calibrate import read_ranges
 from qdqspec.qdq.pattern_cache import read_cache
-from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
@@ -249,7 +249,9 @@ READERS: dict[str, Reader] = {
     ),
     "scheme": Reader(
         read=_file("scheme.json", _use_scheme),
-        seeds=lambda: _made(lambda path: write_scheme(path, PLACEMENT, PAIRS, "onnxruntime-cpu"), "s.json"),
+        seeds=lambda: _made(
+            lambda path: write_scheme(path, SchemeFile(backend="onnxruntime-cpu", pairs=PAIRS)), "s.json"
+        ),
     ),
     "baseline": Reader(read=_file("b.json", _compare_baseline), seeds=lambda: _made(_baseline, "b.json")),
     "run record": Reader(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qdqspec._core.config import Settings
     from qdqspec.app.evidence.explained import ExplainedEngine
     from qdqspec.graph import Model, Node
-    from qdqspec.qdq import Imported, SchemeFile
+    from qdqspec.qdq import SchemeFile
     from qdqspec.types import Clock, Evidence, SearchResult, Trial
 
 _GRAPH = ".graph.json"
@@ -394,7 +394,7 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _meant(
     arguments: argparse.Namespace, settings: Settings
-) -> Iterator[tuple[Case, SchemeFile | Imported, tuple[str, ...]]]:
+) -> Iterator[tuple[Case, SchemeFile, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, and notes."""
     from qdqspec.qdq import import_placement, read_scheme
 

@@ -230,7 +230,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
     """
-    from qdqspec.qdq import IMPORTED, import_placement, write_scheme
+    from qdqspec.qdq import import_placement, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -242,15 +242,7 @@ def import_model(arguments: argparse.Namespace) -> int:
             where=arguments.model,
             cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
         )
-    write_scheme(
-        arguments.output,
-        imported.placement,
-        imported.pairs,
-        IMPORTED,
-        imported.positions,
-        factors=imported.equalized,
-        is_converted=imported.is_converted,
-    )
+    write_scheme(arguments.output, imported)
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"

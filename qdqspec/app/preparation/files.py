@@ -33,9 +33,28 @@ from qdqspec.app.preparation.stored import (
     table_of,
 )
 from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
-from qdqspec.graph import LARGE, Model, WeightStore, refuse_overwriting, require_path, save_model, write_text
+from qdqspec.graph import (
+    FLOAT16,
+    LARGE,
+    Model,
+    WeightStore,
+    refuse_overwriting,
+    require_path,
+    save_model,
+    write_text,
+)
 from qdqspec.graph.ops import has_floats
-from qdqspec.qdq import Excerpt, Excerpts, Inserter, branches_of, cache_text, equalized, gather, write_scheme
+from qdqspec.qdq import (
+    Excerpt,
+    Excerpts,
+    Inserter,
+    SchemeFile,
+    branches_of,
+    cache_text,
+    equalized,
+    gather,
+    write_scheme,
+)
 from qdqspec.search import best_by_pattern, reaches
 from qdqspec.timing import Load
 from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placement, SearchResult, Trial
@@ -245,21 +264,22 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
     """Write the scheme of a placement, with its numbers."""
     own, backend, has_pairs = prepared.quantized, prepared.backend.target, bool(placement.sites)
     if placement.given and own is not None:
-        imported, sites = own.imported, Placement(sites=placement.sites)
-        write_scheme(path, sites, imported.pairs, backend, factors=imported.equalized)
+        imported = own.imported
+        given = SchemeFile(backend=backend, pairs=imported.pairs, equalized=imported.equalized)
+        write_scheme(path, given)
         return
     factors = (
         (*branches_of(prepared.folded).values(), *prepared.equalized_for(placement)) if has_pairs else ()
     )
-    write_scheme(
-        path,
-        placement,
-        prepared.numbers.placed(placement),
-        backend,
+    scheme = SchemeFile(
+        backend=backend,
+        pairs=prepared.numbers.placed(placement),
+        equalized=factors,
         dq_dtype=prepared.case.quantize.dq_dtype,
-        factors=factors,
-        is_converted=prepared.is_converted and has_pairs,  # without pairs it is the user's model
+        # without pairs it is the user's model
+        converted_from=FLOAT16 if prepared.is_converted and has_pairs else None,
     )
+    write_scheme(path, scheme)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:

@@ -374,9 +374,6 @@ _MAX_POOL_SINCE = 12
 _TURNED = frozenset({"Identity", "Transpose"})  # the DQ of a constant before them is moved behind them
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
-_LOWEST: dict[int | None, int] = {
-    TensorProto.UINT8: 0, TensorProto.INT8: -128, TensorProto.UINT16: 0, TensorProto.INT16: -32768,
-}  # fmt: skip
 
 
 @rule(
@@ -634,9 +631,10 @@ def _float_reader(view: View, node: Node) -> str:
 def _folds_into_quantizer(view: View, node: Node, quantizer: Node) -> bool:
     """Whether an operator, if it is a Relu, is folded into the Q after it. A Clip's bounds are not judged."""
     numbers = view.numbers(quantizer)
-    if node.op_type != "Relu" or numbers.zero_point is None or numbers.elem_type not in _LOWEST:
+    limits, zero_point = numbers.limits, numbers.zero_point
+    if node.op_type != "Relu" or zero_point is None or limits is None:
         return True
-    return not np.any(numbers.zero_point != _LOWEST[numbers.elem_type])
+    return not np.any(zero_point != limits[0])
 
 
 def _reads_integers(view: View, node: Node) -> bool:

@@ -151,14 +151,8 @@ def _zero(numbers: QdqNumbers) -> np.ndarray:
 
 def _range(numbers: QdqNumbers) -> tuple[float, float]:
     """The real numbers that a pair with one scale represents; infinite if it is not known."""
-    if numbers.scale is None or numbers.scale.size != 1 or numbers.elem_type not in _LIMITS:
+    limits = numbers.limits
+    if numbers.scale is None or numbers.scale.size != 1 or limits is None:
         return -np.inf, np.inf
     scale, zero = float(numbers.scale.item()), float(_zero(numbers)[0])
-    low, high = _LIMITS[numbers.elem_type]
-    return scale * (low - zero), scale * (high - zero)
-
-
-_LIMITS: dict[int, tuple[int, int]] = {
-    TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535),
-    TensorProto.INT16: (-32768, 32767),
-}  # fmt: skip
+    return scale * (limits[0] - zero), scale * (limits[1] - zero)

@@ -16,7 +16,8 @@ from qdqspec._core.hooks import declaration_of, owner_of
 from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node, with_constant_numbers
 from qdqspec.graph.ops import data_inputs, is_default, is_nearest
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.pair_numbers import blocks_of, is_constant, is_dynamic, is_op, is_qdq, makes_scale, scale_of
+from qdqspec.qdq.formats import format_stored_as
+from qdqspec.qdq.pair_numbers import blocks_of, is_dynamic, is_op, is_qdq, makes_scale, stated_numbers
 from qdqspec.qdq.units import weight_input
 from qdqspec.types import LintTarget
 
@@ -41,6 +42,12 @@ class QdqNumbers:
     axis: int
     block: int
     dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The lowest and the highest stored integer; ``None`` for other types than those of 8 and 16 bits."""
+        fmt = format_stored_as(self.elem_type or 0)
+        return (fmt.low, fmt.high) if fmt.name in ("int8", "int16", "uint8", "uint16") else None
 
     @property
     def channel_scales(self) -> int:
@@ -133,37 +140,26 @@ class View:
         return {name: since for name, since in needed.items() if since > self.model.opset}
 
     def numbers(self, node: Node) -> QdqNumbers:
-        """The numbers of a Q or DQ."""
+        """The numbers of a Q or DQ; of a pair whose Q computes scales at run time their common factor, if any."""
         if node.name not in self._numbers:
-            maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
-            if maker is not None and is_dynamic(maker):
-                self._numbers[node.name] = self._dynamic(maker)
-            else:
-                self._numbers[node.name] = self._stored(node)
+            self._numbers[node.name] = self._read_numbers(node)
         return self._numbers[node.name]
 
-    def _stored(self, node: Node) -> QdqNumbers:
-        """The numbers of a Q or DQ whose inputs state them."""
-        stored = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
-        scale = scale_of(self.model, node) if is_constant(self.model, node.inputs[1:2]) else None
-        zero_point: Reals | None = None if scale is None else np.zeros(scale.shape)
-        if given := node.input_at(2):
-            known = given in self.model.constants
-            zero_point = self.model.array(given).astype(np.float64) if known else None
-        axis, block = blocks_of(node)
-        real = None if scale is None else scale.astype(np.float64)
-        return QdqNumbers(self.model.elem_type(stored), real, zero_point, axis, block)
-
-    def _dynamic(self, node: Node) -> QdqNumbers:
-        """The numbers of a pair whose node computes its scales at run time: their common factor, if any."""
-        factor = node.input_at(1)
-        is_known = factor in self.model.constants
-        scale = self.model.array(factor).astype(np.float64) if is_known else np.ones(())
-        axis, block = blocks_of(node)
-        eight_bit = node.op_type == QUANTIZE
-        elem_type = TensorProto.UINT8 if eight_bit else self.model.elem_type(node.outputs[0])
-        known = scale if is_known or len(node.inputs) < 2 else None
-        return QdqNumbers(elem_type, known, np.zeros(scale.shape), axis, block, dynamic=True)
+    def _read_numbers(self, node: Node) -> QdqNumbers:
+        quantizes = is_op(node, "QuantizeLinear")
+        maker = node if quantizes else self.model.producer.get(node.inputs[0])
+        if maker is None or not is_dynamic(maker):
+            elem_type = self.model.elem_type(node.outputs[0] if quantizes else node.inputs[0])
+            stated = stated_numbers(self.model, node)
+            scale, zero_point = (None if each is None else each.astype(np.float64) for each in stated)
+            return QdqNumbers(elem_type, scale, zero_point, *blocks_of(node))
+        scale, factor = np.ones(()), maker.input_at(1)
+        if factor:
+            known = factor in self.model.constants
+            scale = self.model.array(factor).astype(np.float64) if known else None
+        zero_point = np.zeros(() if scale is None else scale.shape)
+        elem_type = TensorProto.UINT8 if maker.op_type == QUANTIZE else self.model.elem_type(maker.outputs[0])
+        return QdqNumbers(elem_type, scale, zero_point, *blocks_of(maker), dynamic=True)
 
     # ---- tensors ----------------------------------------------------------------------------
 

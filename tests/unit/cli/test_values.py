@@ -12,7 +12,7 @@ from random_models import ranges_for
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 TEXT = """g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
@@ -42,7 +42,7 @@ def files(tmp_path: Path, verb) -> Path:
     )
     given, placement = given_model(path, {"rate": 16000}), Placement(sites=frozenset(sites))
     numbers = Quantizer(given, ranges_for(given)).placed(placement)
-    write_scheme(tmp_path / "scheme.json", placement, numbers, "onnxruntime-cpu")
+    write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime-cpu", pairs=numbers))
     np.savez(tmp_path / "data.npz", x=random.uniform(-1, 1, size=(2, 1, 4, 8, 8)).astype(np.float32))
     applied = verb("apply", "rates.onnx", "scheme.json", "-o", "tuned.onnx", *VALUES)
     assert applied.code == 0, applied.err

@@ -25,7 +25,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
 
@@ -46,7 +46,9 @@ def test_corrections_are_applied_written_and_repeated(session: Session, models: 
     assert gain.after_db - gain.before_db >= 0.1
     placement = work.space.resolve(work.space.everything())
     made = insert_qdq(work.model, placement, work.numbers)
-    write_scheme(tmp_path / "scheme.json", placement, work.numbers.placed(placement), "onnxruntime")
+    write_scheme(
+        tmp_path / "scheme.json", SchemeFile(backend="onnxruntime", pairs=work.numbers.placed(placement))
+    )
     again = apply_scheme(work.given, tmp_path / "scheme.json")
     assert again.proto.SerializeToString() == made.proto.SerializeToString()
     save_model(again.proto, tmp_path / "q.onnx")

@@ -266,8 +266,7 @@ def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantiz
     assert (found.skeleton.differs, found.skeleton.converted) == (False, True)
     for original in (given, None):
         own, path = import_placement(tuned, original), half.with_name("imported.json")
-        more = {"factors": own.equalized, "is_converted": own.is_converted}
-        write_scheme(path, own.placement, own.pairs, "imported", own.positions, **more)
+        write_scheme(path, own)
         assert diff_models(tuned, Model(apply_scheme(given, path).proto)).same
 
 

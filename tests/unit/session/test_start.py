@@ -30,7 +30,7 @@ from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.pattern_cache import cache_text, gather
 from qdqspec.qdq.quantizer import Quantizer, weight_key
-from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.search.journal import Journal
@@ -270,7 +270,7 @@ def test_placements_of_files_are_ordered_and_distinct(
 ) -> None:
     everything = start.space.resolve(start.space.everything())
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
+    write_scheme(scheme, SchemeFile(backend=HERE[0], pairs=numbers(start.space).placed(half)))
     cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
     same = cache_at(tmp_path / "same.yaml", start.space, half)
     assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
@@ -291,7 +291,7 @@ def test_files_of_another_backend_are_an_error(
     start: SimpleNamespace, half: Placement, tmp_path: Path
 ) -> None:
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
+    write_scheme(scheme, SchemeFile(backend="tensorrt-10", pairs=numbers(start.space).placed(half)))
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
     trial = Trial(number=0, phase="pure", placement=half, ratio=1.0, incumbent=True)
     journal = journal_at(tmp_path / "trials.jsonl", [trial], backend="tensorrt-10")

@@ -27,7 +27,7 @@ from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.equalize import branches_of, equalized, misfit_of, restored, touched
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.scheme_file import SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, SchemeNumbers, apply_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, Consumer, Inputs, PlacedPair, Placement, QuantizeRules, Site, TuneRules
 
@@ -151,7 +151,7 @@ def written(tmp_path: Path) -> tuple[Model, Model, Path]:
     pairs = pairs_of(scaled)
     placement = Placement(sites=frozenset(pair.site for pair in pairs))
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, placement, pairs, "onnxruntime", factors=changes)
+    write_scheme(scheme, SchemeFile(backend="onnxruntime", pairs=pairs, equalized=changes))
     made = insert_qdq(scaled, placement, SchemeNumbers(scaled, pairs))
     save_model(made.proto, tmp_path / "q.onnx")
     return model, load_model(tmp_path / "q.onnx"), scheme
@@ -177,7 +177,7 @@ def test_an_imported_scheme_reproduces_the_model(
     model, quantized, _ = written
     imported = import_placement(quantized, model if with_reference else None)
     again = tmp_path / "again.json"
-    write_scheme(again, imported.placement, imported.pairs, "imported", factors=imported.equalized)
+    write_scheme(again, imported)
     source = model if with_reference else Model(strip_qdq(quantized).proto)
     assert not any(pair.rounding for pair in imported.pairs)
     made, wanted = Model(apply_scheme(source, again).proto), quantized
@@ -373,9 +373,7 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepar
     assert [node.op_type for node in alone.nodes] == [node.op_type for node in model.nodes]
     assert alone.constants.keys() == model.constants.keys()
     imported = import_placement(quantized, model)
-    write_scheme(
-        tmp_path / "again.json", imported.placement, imported.pairs, "imported", factors=imported.equalized
-    )
+    write_scheme(tmp_path / "again.json", imported)
     again = Model(apply_scheme(model, tmp_path / "again.json").proto)
     assert diff_models(again, quantized).same
     assert not diff_models(model, quantized).skeleton.differs

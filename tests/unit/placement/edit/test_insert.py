@@ -19,7 +19,7 @@ from qdqspec.qdq.import_qdq import placement_for
 from qdqspec.qdq.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
@@ -165,7 +165,8 @@ def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
 def test_a_scheme_applies_to_an_output_of_another_index_by_name(tmp_path: Path) -> None:
     model, other = conv_model(), conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
     placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
-    write_scheme(tmp_path / "s.json", placement, Quantizer(other, ranges_for(other)).placed(placement), "any")
+    pairs = Quantizer(other, ranges_for(other)).placed(placement)
+    write_scheme(tmp_path / "s.json", SchemeFile(backend="any", pairs=pairs))
     applied = apply_scheme(model, tmp_path / "s.json")
     assert applied.notes == (
         "found by the nodes that read them, 1: 'y': this model names them otherwise",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ DIALECTS = {
 def reapplied(model: Model, imported: Imported, folder: Path, reference: Model | None = None) -> Model:
     """The model after import, strip, writing the scheme and applying it."""
     scheme = folder / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported")
+    write_scheme(scheme, replace(imported, positions={}))
     stripped = Model(strip_qdq(model, reference).proto, path=model.path)
     return Model(apply_scheme(stripped, scheme).proto, path=model.path)
 
@@ -84,7 +85,7 @@ def test_every_pair_of_a_dialect_is_read_and_applied_to_the_float_model(
     assert {(s.consumers, s.format) for s in fitted} == {(s.consumers, s.format) for s in sites}
     assert all(original.ends(site.tensor) for site in fitted)
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
+    write_scheme(scheme, imported)
     applied = apply_scheme(original, scheme)
     assert not [note for note in applied.notes if "left out" in note]
     assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
@@ -318,7 +319,7 @@ def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: 
 
     imported = import_placement(quantized, reference)
     assert imported.notes == ()
-    write_scheme(tmp_path / "scheme.json", imported.placement, imported.pairs, "imported")
+    write_scheme(tmp_path / "scheme.json", imported)
     again = Model(apply_scheme(reference, tmp_path / "scheme.json").proto)
     dequantize = again.producer[again.by_name["conv"].inputs[1]]
     assert np.array_equal(again.array(dequantize.inputs[0]), stored)

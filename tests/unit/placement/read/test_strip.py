@@ -16,10 +16,10 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.insert import insert_qdq
+from qdqspec.qdq.insert import ChangedModel, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.strip import Stripped, strip_qdq
+from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
 PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)"
@@ -31,13 +31,13 @@ def net(text: str, **constants: object) -> Model:
     return parsed(text, 19, ir=9, **constants)
 
 
-def lines(stripped: Stripped) -> list[str]:
+def lines(stripped: ChangedModel) -> list[str]:
     """The nodes of a model, one a line."""
     onnx.checker.check_model(stripped.proto, full_check=True)
     return [f"{', '.join(n.output)} = {n.op_type}({', '.join(n.input)})" for n in stripped.proto.graph.node]
 
 
-def initializers(stripped: Stripped) -> list[str]:
+def initializers(stripped: ChangedModel) -> list[str]:
     return [tensor.name for tensor in stripped.proto.graph.initializer]
 
 

@@ -17,7 +17,7 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer, packed
-from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.types import Consumer, Placement, Site
 
 
@@ -46,18 +46,13 @@ def placement(model: Model) -> Placement:
 @pytest.fixture
 def path(model: Model, placement: Placement, tmp_path: Path) -> Path:
     path = tmp_path / "scheme.json"
-    write_scheme(path, placement, Quantizer(model, ranges_for(model)).placed(placement), "onnxruntime")
+    pairs = Quantizer(model, ranges_for(model)).placed(placement)
+    write_scheme(path, SchemeFile(backend="onnxruntime", pairs=pairs))
     return path
 
 
 def test_the_text_of_a_scheme_file(path: Path, golden: Callable[[str, str], None]) -> None:
     golden("placement/scheme.json", path.read_text())
-
-
-def test_only_the_numbers_of_the_placement_are_written(placement: Placement, tmp_path: Path) -> None:
-    with pytest.raises(PlacementError, match="not those of the placement"):
-        write_scheme(tmp_path / "scheme.json", placement, (), "onnxruntime")
-    assert not (tmp_path / "scheme.json").exists()
 
 
 def test_a_missing_scheme_is_an_error(tmp_path: Path) -> None:
@@ -180,7 +175,7 @@ def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path
         if node.op_type == "Conv"
     ]
     placement, numbers = Placement(sites=frozenset(sites)), Quantizer(model, {})
-    write_scheme(tmp_path / "s.json", placement, numbers.placed(placement), "onnxruntime")
+    write_scheme(tmp_path / "s.json", SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)))
     applied = apply_scheme(given, tmp_path / "s.json")
     assert applied.proto == insert_qdq(model, placement, numbers).proto
     assert [note.endswith("BatchNormalization folded, as tuning does") for note in applied.notes] == [
