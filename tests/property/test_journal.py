@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.search.journal import Journal, read_journal, trial_from_json, trial_to_json
@@ -49,6 +51,13 @@ def written(path: Path, some: list[Trial]) -> bytes:
         for trial in some:
             journal.append(trial)
     return path.read_bytes()
+
+
+def says(line: bytes) -> object:
+    """The content of a line, ``None`` if it is no JSON."""
+    with suppress(ValueError):
+        return json.loads(line)
+    return None
 
 
 @given(trials)
@@ -106,6 +115,9 @@ def test_a_changed_line_is_an_error_and_lines_before_it_are_recovered_byte_for_b
         place = data.draw(st.integers(0, len(lines[number]) - 2), label="place")
         changed = lines[number][place] ^ data.draw(st.sampled_from([1, 4, 32, 128]), label="change")
         damaged = lines[number][:place] + bytes([changed]) + lines[number][place + 1 :]
+        assume(
+            says(damaged) != says(lines[number])
+        )  # \u00e9 and \u00E9 are the same character, 1e5 and 1E5 one number
         path.write_bytes(b"".join([*lines[:number], damaged, *lines[number + 1 :]]))
         with pytest.raises(StateError, match=rf"jsonl:{number + 1}: .*(damaged|another run)"):
             Journal.open(path, HEADER)
