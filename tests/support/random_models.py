@@ -16,6 +16,7 @@ import onnx
 from hypothesis import strategies as st
 from model_draft import ModelDraft
 from onnx import TensorProto
+from weights import floating
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
@@ -24,7 +25,6 @@ from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
-from tests.support.weights import floating
 
 MODES = st.sampled_from(("integer", "float"))  # of inserting weights
 
