@@ -18,13 +18,26 @@ import onnx
 from onnx import TensorProto, shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors, without_weights
+from qdqspec.graph.protos import (
+    DEFAULT_DOMAINS,
+    all_graphs,
+    copy_model,
+    graphs_inside,
+    is_external,
+    opset_of,
+    tensors,
+    without_weights,
+)
 
 MOST_CALLS = 1_000_000  # nodes to which all calls of local functions may expand
 DEEPEST_CALLS = 100  # nesting depth of function calls
 
 # Bits of an element, by name, for types that numpy stores in one byte each.
 _NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+# Operators that ONNX Runtime also has in the default domain, in operator sets in which ONNX has none of that name. Its
+# optimizer writes them.
+_OF_RUNTIME = ("LayerNormalization", "SimplifiedLayerNormalization")
+_RUNTIME_DOMAIN = "com.microsoft"
 _AGAIN = "export the model again"
 _INLINE = "export the model without local functions, or with fewer"
 
@@ -47,14 +60,18 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
             _check_length(len(tensor.raw_data), tensor, path)
     checked: onnx.ModelProto | str = str(path)
     # The checker would read a whole large file twice to see weights whose length is already verified, and it rejects
-    # outputs without a declared shape, which runtimes accept and exporters write.
-    if is_own_data or _without_shape(proto):
+    # outputs without a declared shape and a runtime's operators, which runtimes accept and exporters write.
+    if is_own_data or _without_shape(proto) or _runtime_nodes(proto):
         checked = copy_model(proto, but={"initializer"})
         for tensor in proto.graph.initializer:
             empty = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
             checked.graph.initializer.append(empty if is_external(tensor) else tensor)
         for end in _without_shape(checked):
             end.type.tensor_type.shape.SetInParent()
+        for node in (nodes := _runtime_nodes(checked)):
+            node.domain = _RUNTIME_DOMAIN
+        if nodes and all(imported.domain != _RUNTIME_DOMAIN for imported in checked.opset_import):
+            checked.opset_import.add(domain=_RUNTIME_DOMAIN, version=1)
     try:
         onnx.checker.check_model(checked)
     except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
@@ -94,6 +111,13 @@ def _without_shape(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [
         end for end in ends if end.type.HasField("tensor_type") and not end.type.tensor_type.HasField("shape")
     ]
+
+
+def _runtime_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of the default domain whose operator is not ONNX's in the model's operator set, but a runtime's."""
+    names = {name for name in _OF_RUNTIME if not onnx.defs.has(name, opset_of(proto))}
+    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node) if names else ()
+    return [node for node in nodes if node.op_type in names and node.domain in DEFAULT_DOMAINS]
 
 
 def _list_texts(message: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper, version_converter
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import type_problem
-from qdqspec.graph.flat import bodies_of, free_name, unique_node_names
+from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_constant_node, is_default
 from qdqspec.graph.protos import (
@@ -91,13 +91,20 @@ def _put_back_graph(original: onnx.GraphProto, raised: onnx.GraphProto) -> None:
     refill(raised.value_info, original.value_info)
     refill(raised.metadata_props, original.metadata_props)
     before = {n.output[0]: n for n in original.node if n.output}
+    defined, now_defined = {*defined_in(original)}, {*defined_in(raised)}
+    renamed: dict[str, str] = {}  # results of replaced operators, as of Upsample, which a kept node reads
     for node in raised.node:
         source = before.get(node.output[0]) if node.output else None
         if source is not None and source.op_type == node.op_type:
+            pairs = zip(node.input, source.input, strict=False)
+            gone = {new: old for new, old in pairs if old in defined - now_defined}
+            renamed |= {new: old for new, old in gone.items() if new in now_defined - defined}
             refill(node.metadata_props, source.metadata_props)
             bodies = dict(bodies_of(source))
             for name, graph in bodies_of(node):
                 _put_back_graph(bodies[name], graph)
+    for node in raised.node if renamed else ():
+        rename_tensors(node, lambda name: renamed.get(name, name))
 
 
 def with_types(model: Model, dtype: str) -> Model:

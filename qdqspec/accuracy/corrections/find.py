@@ -74,7 +74,7 @@ class Judge:
         found = tuple(Powers() for _ in self.placements)
         with Rehearsal(subject, self.runtime, self._known) as rehearsal:
             for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
-                expected = {edge: reference[edge] for edge in rehearsal.guiding_edges}
+                expected = {edge: reference[edge] for edge in rehearsal.guiding_edges if edge in reference}
                 for powers, values in zip(found, each, strict=True):
                     powers.add(expected, values)
                 if count >= least_samples and is_late():

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.units import count_text, share_text
@@ -44,7 +46,7 @@ def covers(prepared: Prepared) -> bool:
 def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
     started = time.monotonic(), time.process_time()
-    counts = multiplications_by_node(prepared.folded, prepared.shapes)
+    counts = multiplications_by_node(prepared.folded, prepared.shapes, partial(_seen_shapes, prepared))
     space, given, activations = prepared.space, given_candidate(prepared), prepared.capabilities.activations
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
@@ -98,6 +100,14 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     )
     line = ("winner", replace(selected, phase="confirm"))
     return Tuned(result=result, latency=None, raw_winner=winner, confirmed=(line,), intervals={})
+
+
+def _seen_shapes(prepared: Prepared, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors in a run of the float model; empty if no runtime gives their values."""
+    with suppress(BackendError):
+        for values in prepared.values_of(prepared.folded, tensors, [prepared.sample]):
+            return {name: value.shape for name, value in values.items()}
+    return {}
 
 
 class _Covering:

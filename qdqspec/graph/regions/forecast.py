@@ -7,13 +7,15 @@ with the default backend on one core of an x86-64 server, each model in its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 from qdqspec._core.units import list_text, plain, seconds_text
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import is_fused_attention
 from qdqspec.graph.protos import size_of, without_weights
 
 _START_S = 0.6  # start of a process that imports a runtime
@@ -24,11 +26,18 @@ _RUN_S_PER_NODE = 2e-6
 _RUNS = 80  # of a candidate and its rival: warm-up, profile, screening, and a race, which is usually short
 _EITHER_WAY = 3  # factor by which machines and races differ, in both directions
 
-_CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "ConvTranspose", "QLinearConv"})
+_CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "ConvTranspose", "DeformConv", "FusedConv", "QLinearConv"})
 _PRODUCTS = frozenset({
-    "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearMatMul",
+    "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "QGemm", "QLinearMatMul",
 })  # fmt: skip
+_PAST_KEYS = {
+    "Attention": 4,
+    "GroupQueryAttention": 3,
+    "MultiHeadAttention": 6,
+}  # the input of keys of earlier tokens
 _RECURRENCES = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
+_COUNTED = _CONVOLUTIONS | _PRODUCTS | _RECURRENCES | _PAST_KEYS.keys() | {"Einsum", "MatMulNBits"}
 # the scale and zero point of the left operand precede the right one
 _QUANTIZED = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 
@@ -88,10 +97,23 @@ def forecast_to_json(guess: Forecast | None) -> dict[str, Any] | None:
     }
 
 
-def multiplications_by_node(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The multiplications of each node for one input, at these shapes of the model's inputs."""
+def multiplications_by_node(
+    model: Model,
+    shapes: Mapping[str, Sequence[int]],
+    seen: Callable[[list[str]], Mapping[str, Sequence[int]]] = lambda _: {},
+) -> dict[str, int]:
+    """The multiplications of each node for one input, at these shapes of the model's inputs.
+
+    ``seen`` gives the shapes of tensors that shape inference does not find. Without it unknown sizes count as 1.
+    """
     known, _ = _fix_shapes(model, shapes)
-    return {node.name: _count_multiplications(known, node) for node in model.nodes}
+    counted = (node for node in model.nodes if node.op_type in _COUNTED and not node.scope)
+    read = dict.fromkeys(name for node in counted for name in (*node.inputs, *node.outputs[:1]) if name)
+    unknown = [
+        name for name in read if None in (known.shape(name) or (None,)) and name not in model.constants
+    ]
+    found = seen(unknown) if unknown else {}
+    return {node.name: _count_multiplications(known, node, found) for node in model.nodes}
 
 
 def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
@@ -124,11 +146,13 @@ def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Mode
     return Model(light, path=model.path), tuple(assumed)
 
 
-def _count_multiplications(model: Model, node: Node) -> int:
+def _count_multiplications(
+    model: Model, node: Node, seen: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> int:
     """Multiply-accumulate operations of a node for one input; 0 for operators that mainly move data."""
 
     def dims(tensor: str) -> list[int]:
-        return [1 if size is None else size for size in model.shape(tensor) or ()]
+        return [1 if size is None else size for size in seen.get(tensor) or model.shape(tensor) or ()]
 
     if len(node.inputs) < 2:
         return 0
@@ -141,12 +165,35 @@ def _count_multiplications(model: Model, node: Node) -> int:
         return prod(right) * prod(image[2:]) * (image[0] if image else 1)
     if node.op_type in _PRODUCTS:
         if not left or not right:  # one row at least meets a constant weight
-            return sum(prod(dims(name)) for name in (node.inputs[0], operand) if name in model.constants)
-        shared = left[0] if node.attributes.get("transA", 0) else left[-1]
-        if model.shape(node.outputs[0]) is None:  # of other domains: the right operand counts as a matrix
+            return prod(left or right) if left or right else 0
+        shared = left[-2] if node.attributes.get("transA", 0) else left[-1]
+        if (
+            node.outputs[0] not in seen and model.shape(node.outputs[0]) is None
+        ):  # of other domains: the right operand counts as a matrix
             return prod(left) * prod(right) // max(shared, 1)
         return prod(dims(node.outputs[0])) * shared
     if node.op_type in _RECURRENCES:
         # The weights of all directions and gates meet each step of each sample, in either layout.
         return prod(left[:2]) * sum(prod(dims(tensor)) for tensor in node.inputs[1:3])
+    if node.op_type == "Einsum":
+        return _einsum_multiplications(node, [dims(tensor) for tensor in node.inputs])
+    if is_fused_attention(node) and left:  # the product that makes queries, keys and values, too
+        return prod(left) * (right[-1] + 2 * left[1]) if right else 0
+    if node.op_type in _PAST_KEYS and len(right) > 1:
+        past = dims(node.input_at(_PAST_KEYS[node.op_type]))
+        return 2 * prod(left) * (right[-2] + (past[2] if len(past) > 2 else 0))
     return prod(left) * int(node.number("N", 0)) if node.op_type == "MatMulNBits" else 0
+
+
+def _einsum_multiplications(node: Node, shapes: Sequence[Sequence[int]]) -> int:
+    """The elements of the space of all its indices; 0 if a shape does not fit."""
+    terms = cast("bytes", node.attributes["equation"]).decode().replace(" ", "").split("->")[0].split(",")
+    sizes: dict[str | int, int] = {}  # by letter; of the dots by distance from their last dimension
+    for term, shape in zip(terms, shapes, strict=False):
+        before, dots, after = term.partition("...")
+        spread = len(shape) - len(before) - len(after)
+        if spread < 0 or (spread and not dots):
+            return 0
+        for index, size in zip((*before, *range(-spread, 0), *after), shape, strict=True):
+            sizes[index] = max(size, sizes.get(index, 1))
+    return prod(sizes.values())

@@ -146,6 +146,15 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
 
 
+def test_an_output_that_is_a_sequence_does_not_prevent_corrections(session: Session, tmp_path: Path) -> None:
+    text = """g (float[n,8] x) => (float[n,8] y, seq(float[n,4]) halves) <int64 at = {4}> {
+        a = MatMul(x, w)  y = MatMul(a, w)  halves = SplitToSequence<axis = 1>(a, at) }"""
+    case = written_case(tmp_path, text, {"x": normal(8, 8)}, w=normal(8, 8, seed=1))
+    work = session.work(replace(case, quantize=QuantizeRules(corrections=("ranges",)))).prepared
+    assert work.corrections is not None
+    assert not any("could not" in warning for warning in work.warnings)
+
+
 WIDTH = 16
 OUTLIERS = """outliers (float[1,8,16] x) => (float[1,8,16] y) {
   n = LayerNormalization(x, gamma, beta)  a = MatMul(n, first)  b = Tanh(a)  y = MatMul(b, second) }"""

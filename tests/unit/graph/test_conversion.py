@@ -90,6 +90,19 @@ def test_bodies_with_a_raised_opset_are_otherwise_equal() -> None:
         np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
 
 
+def test_results_of_replaced_operators_keep_their_names() -> None:
+    text = """g (float[1,4,4,4] x) => (float[1,4,8,8] y) {
+        a = Relu(x)  u = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 2.0]>(a)  y = Conv(u, w) }"""
+    proto = parsed(text, 8, w=(4, 4, 1, 1)).proto
+    raised = raise_opset(proto, 13)
+    onnx.checker.check_model(raised, full_check=True)
+    (resize,) = (node for node in raised.graph.node if node.op_type == "Resize")
+    assert (resize.input[0], *resize.output) == ("a", "u")
+    assert raised.graph.node[-1] == proto.graph.node[-1]
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 4, 4, 4)).astype(np.float32)}
+    np.testing.assert_array_equal(outputs_of(proto, feeds)[0], outputs_of(raised, feeds)[0])
+
+
 PORTS = "(float16[2, 4] x) => (float16[2, 4] y)"
 
 

@@ -54,6 +54,20 @@ def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, conten
     assert caught.value.cure
 
 
+@pytest.mark.parametrize(
+    ("operator", "opset"),
+    [("LayerNormalization", 14), ("SimplifiedLayerNormalization", 17), ("SimplifiedLayerNormalization", 23)],
+)
+def test_operators_that_a_runtime_has_in_the_default_domain_are_valid(
+    tmp_path: Path, operator: str, opset: int
+) -> None:
+    text = f"g (float[2,4] x, float[4] w) => (float[2,4] y) {{ y = {operator}(x, w) }}"
+    onnx.save(parsed(text, opset).proto, tmp_path / "net.onnx")
+    model = load_model(tmp_path / "net.onnx")
+    assert [(node.op_type, node.domain) for node in model.nodes] == [(operator, "")]
+    assert [imported.domain for imported in model.proto.opset_import] == [""]
+
+
 @pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", "link.bin"])
 def test_external_data_outside_the_folder_is_refused(
     external: Path, location: str, tmp_path_factory: pytest.TempPathFactory

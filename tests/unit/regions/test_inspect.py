@@ -139,6 +139,9 @@ def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
 _IMAGE, _CONV = ("uint8[n,4,8,8] q", (2, 4, 8, 8)), 2 * 6 * 6 * 12 * 4 * 3 * 3
 _ROWS, _PRODUCT = ("uint8[n,5] q", (2, 5)), 2 * 5 * 12
+_FLOAT_ROWS = ("float[n,5] q", (2, 5)), 2 * 5 * 12
+_HEADS = ("float[b,n,m,5,3] q", (2, 4, 7, 5, 3)), 2 * 4 * 7 * 5 * 3 * 6
+_TOKENS = ("float[b,n,6] q", (2, 4, 6)), 2 * 2 * 4 * 6 * 9  # scores and their product with the values
 _NARROW = "uint8[24,2,8]", ("float[n,7,32] q", (2, 7, 32)), 2 * 7 * 32 * 24
 _STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
 
@@ -154,6 +157,12 @@ _STEPS, _STEP = ("float[steps,batch,16] q", (20, 3, 16)), 20 * 3 * 8 * (16 + 8)
         ("y = com.microsoft.QGemm<transB = 1>(q, s, z, w, t, u)", "uint8[12,5]", _ROWS, _PRODUCT),
         ("y = com.microsoft.DynamicQuantizeMatMul(q, w, t)", "uint8[5,12]", _ROWS, _PRODUCT),
         ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, t)", "uint8[5,12]", _ROWS, _PRODUCT),
+        ("y = com.microsoft.FusedMatMul<transA = 1, transB = 1>(q, w)", "float[12,2]", *_FLOAT_ROWS),
+        ("y = com.microsoft.FusedGemm<transB = 1>(q, w, t)", "float[12,5]", ("float[n,5] q", (2, 5)), _PRODUCT),
+        ('y = Einsum<equation = "b...hd, dhe -> b...e">(q, w)', "float[3,5,6]", *_HEADS),
+        ("y = Attention<q_num_heads = 2, kv_num_heads = 2>(q, w, w)", "float[2,9,6]", *_TOKENS),
+        ("k = Identity(w) y = com.microsoft.MultiHeadAttention<num_heads = 2>(q, w, k)", "float[2,9,6]", *_TOKENS),
+        ("y = com.microsoft.Attention<num_heads = 2>(q, w)", "float[6,18]", _TOKENS[0], 2 * 4 * 6 * (18 + 2 * 4)),
         ("y = com.microsoft.MatMulNBits<K = 32, N = 24, bits = 4, block_size = 16>(q, w, t)", *_NARROW),
         # each step of each sample meets the weights of all gates and directions
         *(
@@ -251,10 +260,15 @@ def test_the_number_of_parts_is_limited_and_every_node_is_in_one(links: int, mos
 
 @pytest.mark.parametrize(
     ("operator", "count"),
-    [("MatMul(t, w)", 16), ("Gemm(t, w)", 16), ("MatMul(w, t)", 16), ("MatMul(t, t)", 0)],
+    [("MatMul(t, w)", 4096), ("Gemm(t, w)", 4096), ("MatMul(w, t)", 4096), ("MatMul(t, t)", 0)],
 )
-def test_a_product_behind_an_operator_of_unknown_results_counts_its_weight(operator: str, count: int) -> None:
+@pytest.mark.parametrize("rows", ["4", "n"])
+def test_a_product_behind_an_operator_of_unknown_results_counts_its_weight(
+    operator: str, count: int, rows: str
+) -> None:
     """Without a count, a search for the most multiplications would leave the product in float."""
-    text = f"g (float[4,4] x) => (float[4,4] y) {{ t = some.Normalize(x) [product] y = {operator} }}"
-    model = parsed(text, 17, w=np.ones((4, 4), np.float32))
-    assert multiplications_by_node(model, {})["product"] == count
+    text = (
+        f"g (float[{rows},64] x) => (float[{rows},64] y) {{ t = some.Normalize(x) [product] y = {operator} }}"
+    )
+    model = parsed(text, 17, w=np.ones((64, 64), np.float32))
+    assert multiplications_by_node(model, {"x": (4, 64)})["product"] == count

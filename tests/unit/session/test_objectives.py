@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 from sessions import Open
-from written_cases import check_of, digits_case
+from written_cases import check_of, digits_case, normal, written_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
@@ -90,6 +90,19 @@ def test_no_accurate_placement_leaves_the_model_unchanged(session: Session, cove
     found = evidence_of(session, strict)
     assert found.status == "unchanged"
     assert "no placement with an SQNR of at least 150 dB" in found.reason
+
+
+def test_coverage_counts_operators_behind_tensors_whose_shapes_only_a_run_shows(
+    session: Session, tmp_path: Path
+) -> None:
+    text = """g (float[n,64,32] x) => (float[n,64,16] y) { a = MatMul(x, w)  b = com.microsoft.QuickGelu(a)
+        c = Einsum<equation = "bij,jk->bik">(b, w)  y = MatMul(c, v) }"""
+    rules = TuneRules(objective="coverage", trials=3)
+    weights = {"w": normal(32, 32, deviation=0.2), "v": normal(32, 16, deviation=0.2)}
+    case = written_case(tmp_path, text, {"x": normal(8, 64, 32)}, rules, **weights)
+    found = session.tune(case).search.coverage
+    products, einsum = 64 * 32 * (32 + 16), 64 * 32 * 32
+    assert (found.quantized, found.multiplications) == (products, products + einsum)
 
 
 # ---- a compiler, which runs and times nothing ------------------------------------------------------
