@@ -50,6 +50,7 @@ from .judging import (
     judge as judge,  # the nodes that a backend's search may quantize, and reasons against others
 )
 from .match import (
+    PASSED_OVER as PASSED_OVER,  # operators that tools remove and insert
     Matcher as Matcher,  # finds sites in one model
     fit_pairs as fit_pairs,  # the pairs as sites of a model
     prepared_for as prepared_for,  # the model that the sites were made for, and notes
@@ -80,6 +81,7 @@ from .quantizer import (
 )
 from .ranges import (
     TensorRange as TensorRange,  # the lowest and highest real value to represent
+    keep_ranges as keep_ranges,  # the ranges with given ones, also for copies of their tensors
     saturations as saturations,  # the ends of what the readers of these tensors distinguish
     tie_ranges as tie_ranges,  # give one range to tensors that a runtime merges at equal scales
 )
@@ -91,11 +93,13 @@ from .scales import (
     as_real as as_real,  # floats of a type that numpy lacks, converted to float32
     dequantize as dequantize,  # the real values of stored numbers
     quantize as quantize,  # the stored numbers of ``values``
+    weight_params as weight_params,  # scale and zero point of a weight, from its values
 )
 from .scheme_file import (
     SchemeFile as SchemeFile,  # content of a scheme file
     SchemeNumbers as SchemeNumbers,  # the numbers of a scheme in the form that insertion needs
     apply_scheme as apply_scheme,  # the model with the pairs and numbers of a scheme
+    params_of as params_of,  # scale and zero point of a pair of a scheme
     read_scheme as read_scheme,  # read a scheme file
     write_scheme as write_scheme,  # write a placement and the numbers of its sites
 )

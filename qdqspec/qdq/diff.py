@@ -20,14 +20,15 @@ from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
 from qdqspec.qdq.formats import QuantParams
 from qdqspec.qdq.scales import along
-from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons
+from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons, compare_values
 from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
 from qdqspec.types import Consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change in a pair: ``kind`` is chain, format, scale, zero point, axis, storage, integers, bias or channels.
+    """One change in a pair: ``kind`` is chain, format, scale, zero point, axis, numbers, storage, integers, bias,
+    channels, or weight: the pair is on other values, as one of the models is folded.
 
     A change of the chain is one of the pairs before it on the same values.
 
@@ -87,10 +88,13 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     a, b = converted_like(a, b), converted_like(b, a)
     parts = aligned(strip_with_parts(a, activations=b), strip_with_parts(b, activations=a))
     sides = tuple(_Side(part) for part in parts)
+    skeleton = compare_skeletons(
+        parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps
+    )
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):
         groups.setdefault((id(sides[0].at.get(end)), id(sides[1].at.get(end))), []).append(end)
-    found = [_compare(sides, ends) for ends in groups.values()]
+    found = [_compare(sides, ends, bool(skeleton.folded)) for ends in groups.values()]
     differing = [pair for pair in found if pair is not None]
     return QdqDiff(
         added=tuple(pair for pair in differing if pair.before is None),
@@ -98,10 +102,7 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
         changed=tuple(pair for pair in differing if pair.before and pair.after),
         equal=len(found) - len(differing),
         left=sum(map(len, parts[0].found.left.values())),
-        skeleton=replace(
-            compare_skeletons(parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps),
-            converted=(a, b) != given,
-        ),
+        skeleton=replace(skeleton, converted=(a, b) != given),
     )
 
 
@@ -134,10 +135,18 @@ class _Side:
         return half
 
 
-def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
-    """The difference of the pairs that these readers have in common in each model; ``None`` if there is none."""
+def _compare(sides: tuple[_Side, ...], ends: list[Consumer], is_folded: bool) -> PairDiff | None:
+    """The difference of the pairs that these readers have in common in each model; ``None`` if there is none.
+
+    If one of the models ``is_folded``, a pair may be on another weight than in the other one.
+    """
     before, after = pairs = tuple(side.at.get(ends[0]) for side in sides)
     changes = tuple(_find_changes(sides, before, after)) if before and after else ()
+    if is_folded and before and after and before.weight and after.weight:
+        (one, first), (other, second) = zip((side.stripped for side in sides), (before, after), strict=True)
+        halves = [half for side in sides if (half := side.half_steps(ends[0])) is not None]
+        if words := compare_values(one, first.tensor, other, second.tensor, halves):
+            changes += (Change(kind="weight", text=f"weight {words}"),)
     if before and after and not changes:
         return None
     tensor = next((pair.tensor for pair in pairs if pair), "")
@@ -181,6 +190,8 @@ def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair)
         if before.problem != after.problem:
             states = (pair.problem or "its numbers are constants" for pair in (before, after))
             yield Change(kind="numbers", text=" > ".join(states))
+        elif before.unknown != after.unknown:
+            yield Change(kind="numbers", text=f"{before.problem}; these numbers are not the same in both")
         return
     yield from _compare_numbers(before.numbers, after.numbers)
     if before.stored != after.stored and before.weight and after.weight:
@@ -309,8 +320,8 @@ def differences_text(diff: QdqDiff, *, most: int | None = 12) -> str:
     lines += _write_section("changed", changed, most, remark)
     skeleton = diff.skeleton
     if skeleton.folded:
-        what = "are folded into convolutions in one of them, as tuning does"
-        lines += ["", f"{len(skeleton.folded)} BatchNormalization {what}"]
+        nodes = count_text(len(skeleton.folded), "node")
+        lines += ["", f"{nodes} folded into convolutions or weights in one of them, as tuning does"]
     if skeleton.converted:
         what = "as tuning does; the other one is converted alike"
         lines += ["", f"one of them was converted from float16 to float32, {what}"]

@@ -14,13 +14,12 @@ import numpy as np
 
 from qdqspec._core.units import count_text, names_text
 from qdqspec.graph import FLOAT16, Model, converted_like, folded_like, is_converted
-from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.match import fit_pairs, positions
 from qdqspec.qdq.quantizer import MOST_STEPS, packed, placed_pair
 from qdqspec.qdq.scales import quantize
 from qdqspec.qdq.scheme_file import IMPORTED, SchemeFile
-from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts
+from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts, unlike
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _SUPERSEDED = (
@@ -30,7 +29,8 @@ _SUPERSEDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Imported(SchemeFile):
-    """The scheme of a quantized model, and notes for the reader.
+    """The scheme of a quantized model, and notes for the reader. ``unlike`` are notes on other differences from the
+    reference, which no placement has.
 
     ``model`` is the one that `strip_qdq` makes; tensor and node names are its own.
     """
@@ -38,20 +38,22 @@ class Imported(SchemeFile):
     backend: str = IMPORTED
     model: Model
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
-def import_placement(model: Model, reference: Model | None = None) -> Imported:
+def import_placement(model: Model, reference: Model | None = None, *, rounded_only: bool = False) -> Imported:
     """Import the Q/DQ pairs of a model, made by any tool.
 
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. It is
     converted from float16 if the model was; its BatchNormalization and computed weights are folded as in tuning, unless
-    fewer weights of the model are found then. Pairs that a placement cannot express (unknown blocks and formats,
-    computed scales) are noted and omitted.
+    fewer weights of the model are found then. With ``rounded_only`` it has only weights of which the integers are
+    roundings. Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and
+    omitted.
     """
     converted = None if reference is None else converted_like(reference, model)
     folded = None if converted is None else folded_like(converted, model)
     references = [converted] if folded is None else [folded.model, converted]
-    stripped = (strip_with_parts(model, each) for each in references)
+    stripped = (strip_with_parts(model, each, rounded_only=rounded_only) for each in references)
     apart = min(stripped, key=lambda apart: len(apart.found.weights.dequantized))
     found = find_pairs(apart)
     reasons = {id(pair): why for pair in found if (why := _explain_inexpressible(pair))}
@@ -62,8 +64,8 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     usable = (pair for pair in found if id(pair) not in reasons and pair.ends)
     placed = [_place_pair(pair, apart.found.model, floats) for pair in usable]
     placed.sort(key=lambda one: (one[0].site.tensor, one[0].site.consumers))
-    known = apart.found.weights.reference is not None
-    why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
+    before = apart.found.weights.reference
+    why = "the reference quantizes otherwise" if before is not None else "float32 cannot hold its integers"
     notes = [*_group_notes((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
     partly = []  # expressed only in part, or replaced by a later pair of a chain
     for pair in found:
@@ -79,13 +81,12 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         if steps
     ]
     notes += apart.notes
-    if trt := [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]:
-        notes.append(f"operators of domain trt, {names_text(trt)}: left as they are")
     return Imported(
         model=apart.stripped,
         pairs=tuple(pair for pair, _ in placed),
         equalized=equalized,
         notes=tuple(notes),
+        unlike=() if before is None else unlike(apart.stripped, before, apart.found.weights.dequantized),
         positions=positions(apart.stripped),
         converted_from=FLOAT16 if is_converted(model) else None,
     )

@@ -24,11 +24,12 @@ from qdqspec.qdq.equalize import equalized, misfit_of
 from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.pairs import biased_layer, misfit
 from qdqspec.qdq.quantizer import unpacked
+from qdqspec.qdq.scales import dequantize, quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
 # Tools remove and insert these, so that they do not count for the positions of others.
-_PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
+PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
 
 
 @dataclass
@@ -153,15 +154,19 @@ def prepared_for(
 ) -> tuple[Model, list[str]]:
     """The model that the sites were made for, equalized by these factors, and notes.
 
-    It is folded as in tuning unless more pairs fit it without: folding replaces two tensors by one. Raises
+    It is folded as in tuning unless more pairs, or their scales, fit it without: folding replaces two tensors by one,
+    and changes weights. Raises
     `PlacementError` if it cannot have the factors.
     """
     folded = fold_weights(model)
     found, notes = model, []
     if pairs and folded.missing:
         fits = [fit_pairs(each, pairs, positions) for each in (model, folded.model)]
-        # most pairs, then most by their own names
-        given, other = ((len(fit.pairs), -len(fit.moved)) for fit in fits)
+        # most pairs, then most by their own names, then those with scales for these weights
+        given, other = (
+            (len(fit.pairs), -len(fit.moved), -_weight_error(each, fit.pairs))
+            for each, fit in zip((model, folded.model), fits, strict=True)
+        )
         if given <= other:
             found, notes = folded.model, [folded.note]
     if (why := misfit_of(found, factors)) is not None:
@@ -171,6 +176,20 @@ def prepared_for(
             cure="apply it to the float model that it was made for",
         )
     return equalized(found, factors), notes
+
+
+def _weight_error(model: Model, pairs: Iterable[PlacedPair]) -> float:
+    """The noise that the pairs add to their weights, in proportion; the sum over the weights."""
+    from qdqspec.qdq.scheme_file import params_of  # late: it needs this module
+
+    total = 0.0
+    for pair in pairs:
+        if pair.site.weight:
+            weight = model.array(pair.site.tensor).astype(np.float32)
+            params = params_of(pair, weight.shape)
+            noise = dequantize(quantize(weight, params), params) - weight
+            total += float(np.sum(noise**2) / max(float(np.sum(weight**2)), 1e-30))
+    return total
 
 
 def _explain_numbers(model: Model, pair: PlacedPair) -> str | None:
@@ -250,7 +269,7 @@ def _find_makers(model: Model, node: Node) -> list[str]:
     found = []
     for tensor in node.inputs:
         maker = model.producer.get(tensor)
-        while maker is not None and maker.op_type in _PASSED_OVER and maker.inputs:
+        while maker is not None and maker.op_type in PASSED_OVER and maker.inputs:
             tensor = maker.inputs[0]
             maker = model.producer.get(tensor)
         if tensor and tensor not in model.constants:
@@ -264,7 +283,7 @@ def _find_readers(model: Model, node: Node) -> list[Consumer]:
     while waiting:
         for end in model.ends(waiting.pop()):
             reader = None if end.is_output else model.by_name[end.node]
-            if reader is not None and reader.op_type in _PASSED_OVER:
+            if reader is not None and reader.op_type in PASSED_OVER:
                 waiting.extend(reader.outputs)
             else:
                 found.append(Consumer("", 0) if end.is_output else end)

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
+from qdqspec.errors import ModelError
 from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node
 from qdqspec.graph.ops import FLOATS, is_default
 from qdqspec.graph.trt import (
@@ -68,8 +69,20 @@ def dequantized(model: Model, node: Node) -> Array:
     axis, block = blocks_of(node)
     given = node.input_at(2)
     zero_point = model.array(given).astype(np.float64) if given else np.zeros(())
-    steps = integers - along(zero_point, integers.shape, axis, block)
-    real: Array = steps.astype(scale.dtype) * along(scale, integers.shape, axis, block)
+    try:
+        step = along(scale, integers.shape, axis, block)
+        steps = integers - along(zero_point, integers.shape, axis, block)
+        real: Array = steps.astype(scale.dtype) * step
+        fits = real.shape == integers.shape and (not block or step.shape == integers.shape)
+    except (ValueError, IndexError):
+        fits = False
+    if not fits:
+        shapes = f"scales of shape {list(scale.shape)} for integers of shape {list(integers.shape)}"
+        along_axis = f"in blocks of {block} along axis {axis}" if block else f"along axis {axis}"
+        what = f"'{node.name}' has {shapes}, which do not fit {along_axis}"
+        raise ModelError(
+            what, where=model.where, cure="quantize again, with a scale for each channel or block"
+        )
     return real.astype(tensor_dtype_to_np_dtype(dtype)) if dtype else real
 
 
@@ -159,7 +172,8 @@ def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     else:
         elem_type = first.number("output_dtype", 0) or TensorProto.UINT8
     read = [_read_stored(model, node, elem_type, (quantize or dequantize).inputs[0]) for node in nodes]
-    return (read[0], "") if read[0].same(read[-1]) else (None, RESCALES)
+    last = replace(read[-1], precision=read[0].precision)  # a QuantizeLinear alone has this attribute
+    return (read[0], "") if read[0].same(last) else (None, RESCALES)
 
 
 def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> QuantParams | None:

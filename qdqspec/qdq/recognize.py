@@ -20,26 +20,36 @@ from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.pair_numbers import (
+    blocks_of,
     dequantized,
     is_constant,
     is_dynamic,
     is_op,
     is_qdq,
     makes_scale,
+    scale_of,
     stated_numbers,
 )
+from qdqspec.qdq.scales import along
 
 
 def recognize(
-    model: Model, reference: Model | None = None, *, activations: Model | None = None
+    model: Model,
+    reference: Model | None = None,
+    *,
+    activations: Model | None = None,
+    rounded_only: bool = False,
 ) -> Recognition:
     """Examine each node of a model; ``reference`` is the model before quantization, at the same opset.
 
     ``activations`` replaces it if only nodes have to be restored: a removed Relu or Clip, and what kernels replaced.
+    With ``rounded_only`` it restores only weights of which the integers are roundings.
     """
     model = with_pairs(with_constant_numbers(model), reference or activations)
     found = Recognition(
-        model, FloatWeights(model, reference), ActivationRestorer(model, activations or reference)
+        model,
+        FloatWeights(model, reference, rounded_only),
+        ActivationRestorer(model, activations or reference),
     )
     found.find()
     return found
@@ -135,14 +145,17 @@ class Recognition:
         """Whether constant numbers of ONNX's own Q and DQ differ: then the pair does more than rounding."""
         if DOMAIN in (quantize.domain, dequantize.domain) or is_dynamic(quantize):
             return False
-        numbers = (stated_numbers(self.model, node) for node in (quantize, dequantize))
-        for one, other in zip(*numbers, strict=True):
+        nodes = quantize, dequantize
+        scales, zeros = zip(*(stated_numbers(self.model, node) for node in nodes), strict=True)
+        for one, other in (scales, zeros):
             if one is None or other is None:
                 return False
             fits = one.shape == other.shape or 1 in (one.size, other.size)  # one value may stand for all
             if not fits or (one.astype(np.float64) != other.astype(np.float64)).any():
                 return True
-        return False
+        rank = len(self.model.shape(quantize.inputs[0]) or ())
+        axes = {(axis + rank if axis < 0 else axis, block) for axis, block in map(blocks_of, nodes)}
+        return rank > 0 and len(axes) > 1 and scales[0] is not None and scales[0].size > 1
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
@@ -215,11 +228,12 @@ class ActivationRestorer:
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
         if original is not None and self.reference is not None:
-            read = original.inputs[0]
-            is_free = read not in self.model.producer and read not in self.model.inputs
-            has_bounds = all(name in self.reference.constants for name in original.inputs[1:] if name)
-            if original.op_type in ("Relu", "Clip") and is_free and has_bounds:
-                self.exact[producer.index] = original
+            # of the same operator, it is here, behind a pair of its own
+            if original.op_type in ("Relu", "Clip") and original.op_type != producer.op_type:
+                read = original.inputs[0]
+                is_free = read not in self.model.producer and read not in self.model.inputs
+                if is_free and all(name in self.reference.constants for name in original.inputs[1:] if name):
+                    self.exact[producer.index] = original
             return False
         if not starts_at_zero(self.model, quantize):
             return False  # it cuts off nothing that the graph shows
@@ -322,10 +336,14 @@ def starts_at_zero(model: Model, node: Node) -> bool:
 
 @dataclass(slots=True)
 class FloatWeights:
-    """Finds the float form of integer weights, in the reference if it has them."""
+    """Finds the float form of integer weights, in the reference if it has them.
+
+    If ``rounded_only``, it has them only where the integers are its values, rounded or clipped.
+    """
 
     model: Model
     reference: Model | None
+    rounded_only: bool = False
     restored: list[str] = field(default_factory=list)
     dequantized: list[str] = field(default_factory=list)
 
@@ -364,7 +382,21 @@ class FloatWeights:
         """The reference's constant of that name, if it has the shape of the node's integers."""
         found = self.reference.constants.get(name) if self.reference else None
         same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
-        return found if same else None
+        return found if same and (not self.rounded_only or self._rounds(node, name)) else None
+
+    def _rounds(self, node: Node, name: str) -> bool:
+        """Whether the node's integers are at most one step away from a constant of the reference, or at their end."""
+        assert self.reference is not None
+        original, real = (
+            each.astype(np.float64) for each in (self.reference.array(name), dequantized(self.model, node))
+        )
+        stored, (axis, block) = self.model.array(node.inputs[0]), blocks_of(node)
+        step = along(scale_of(self.model, node).astype(np.float64), stored.shape, axis, block)
+        numbers = stored.astype(np.float64)
+        relative = 0.0 if stored.dtype.name.startswith(("int", "uint")) else 0.25  # of floats
+        is_near = np.abs(real - original) <= 1.01 * step + relative * np.abs(real)
+        is_end = (numbers == numbers.min(initial=np.inf)) | (numbers == numbers.max(initial=-np.inf))
+        return bool((is_near | is_end).all())
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:

@@ -26,7 +26,7 @@ from qdqspec.qdq.insert import ChangedModel, insert_qdq
 from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
 from qdqspec.qdq.pairs import biased_layer
 from qdqspec.qdq.quantizer import unpacked, weight_key
-from qdqspec.qdq.scales import quantize
+from qdqspec.qdq.scales import in_type_of, quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
@@ -142,6 +142,14 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> ChangedMo
     if fitted.reasons and known.backend == IMPORTED:
         how = "import the quantized model again with `--reference` and this model"
         notes.append(f"to place the omitted sites, {how}")
+    rounded = []
+    for site, params in (
+        (pair.site, params_of(pair, shape_of(prepared, pair.site))) for pair in fitted.pairs
+    ):
+        own = in_type_of(params, prepared.elem_type(site.tensor))
+        rounded += [site.tensor] * (own.step.tobytes() != params.step.tobytes())
+    if rounded:
+        notes.append(f"scales rounded to the type of the tensors, {names_text(dict.fromkeys(rounded))}")
     floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
     inserted = insert_qdq(
         prepared, fitted.placement, SchemeNumbers(prepared, fitted.pairs), floating=floating

@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(?:^|/)[^/]*#\d+(?:/|$)")  # a node, or a call, without
 class SkeletonDiff:
     """Differences of the float models: node names, and sentences on nodes, constants and interface.
 
-    ``folded`` names BatchNormalization that only one of them has folded into its convolutions; ``converted`` is true if
+    ``folded`` names nodes that only one of them has folded into its convolutions or weights; ``converted`` is true if
     only one of them was converted from float16 to float32. Both are no differences.
     """
 
@@ -126,7 +126,7 @@ def _compare_constants(
     for left, right in zip(a.by_name[name].inputs, b.by_name[name].inputs, strict=False):
         if left in a.constants and right in b.constants:
             steps = [_find_coarsest(a, left, steps_a), _find_coarsest(b, right, steps_b)]
-            words = _compare_values(a, left, b, right, [step for step in steps if step is not None])
+            words = compare_values(a, left, b, right, [step for step in steps if step is not None])
             if words:
                 yield f"'{left}': {words}"
 
@@ -140,7 +140,7 @@ def _find_coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDAr
     return reduce(np.maximum, found) if found else None
 
 
-def _compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
+def compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
     """The values of two constants that differ; where ``steps`` are given, by more than rounding to integers."""
     one, other = a.constants[left], b.constants[right]
     if one.data_type != other.data_type or list(one.dims) != list(other.dims):

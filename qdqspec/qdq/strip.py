@@ -5,8 +5,10 @@ Pairs are recognized by structure, never by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
 
 import onnx
 from onnx import TensorProto
@@ -17,6 +19,7 @@ from qdqspec.graph.protos import (
     all_graphs,
     copied,
     copy_model,
+    free_initializers,
     graphs_inside,
     map_tensors,
     metadata,
@@ -62,15 +65,19 @@ def strip_qdq(model: Model, reference: Model | None = None) -> ChangedModel:
         other, is_equal = _strip(model, folded.model)
         nodes = f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
         notes = (*other.notes, nodes)
-    return (
-        ChangedModel(_make_reachable(reference, model), (*notes, *restored_types)) if is_equal else stripped
-    )
+    if is_equal:
+        return ChangedModel(_make_reachable(reference, model), (*notes, *restored_types))
+    # of a model that the tool changed otherwise too, a weight may be part of that change
+    return _strip(model, converted, rounded_only=True)[0]
 
 
-def _strip(model: Model, reference: Model | None) -> tuple[ChangedModel, bool]:
-    """Strip as `strip_qdq` without folding; also state whether the result is the reference."""
+def _strip(model: Model, reference: Model | None, *, rounded_only: bool = False) -> tuple[ChangedModel, bool]:
+    """Strip as `strip_qdq` without folding; also state whether the result is the reference.
+
+    With ``rounded_only`` the reference restores only weights of which the integers are roundings.
+    """
     expected = None if reference is None else _raise_to_opset_of(model, reference)
-    found = recognize(model, expected)
+    found = recognize(model, expected, rounded_only=rounded_only)
     work = _Stripping(found)
     proto = work.build()
     if found.model.has_bodies:  # weights in bodies are where their integers were
@@ -79,14 +86,38 @@ def _strip(model: Model, reference: Model | None) -> tuple[ChangedModel, bool]:
     if reference is not None and expected is not None:
         if _have_same_parts(proto, _make_reachable(expected, model), model):
             return ChangedModel(_make_reachable(reference, model), (*notes, "equal to the reference")), True
-        here = Model(proto).by_name
-        lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
-        if lost:
-            why = "the quantizing tool removed them"
-            notes.append(f"not like the reference, which has more nodes, {names_text(lost)}: {why}")
+        weights = found.weights
+        notes += unlike(Model(proto, path=model.path), reference, weights.dequantized) or (
+            ["not like the reference in names, attributes, types or shapes"] * (not weights.dequantized)
+        )
     if (before := metadata(model.proto, RAISED_FROM)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
     return ChangedModel(proto, tuple(notes)), False
+
+
+def unlike(stripped: Model, reference: Model, others: Collection[str] = ()) -> tuple[str, ...]:
+    """Notes on nodes that only one of two models has, and on constants, except ``others``, with other values."""
+    mine, its = (
+        {node.name for node in model.nodes if node.op_type not in QDQ_OPS and not node.is_marker}
+        for model in (stripped, reference)
+    )
+    changed = []
+    for name, tensor in stripped.constants.items():
+        known = reference.constants.get(name)
+        if known is not None and tensor != known and name not in others:
+            values = tensor_bytes(tensor, stripped.folder), tensor_bytes(known, reference.folder)
+            changed += [name] * (values[0] != values[1])
+    notes = []
+    if lost := [node.name for node in reference.nodes if node.name in its - mine]:
+        why = "the quantizing tool removed them"
+        notes.append(f"not like the reference, which has more nodes, {names_text(lost)}: {why}")
+    if added := [node.name for node in stripped.nodes if node.name in mine - its]:
+        why = "the quantizing tool added or renamed them"
+        notes.append(f"not like the reference, which lacks nodes, {names_text(added)}: {why}")
+    if changed:
+        why = "the quantizing tool changed them"
+        notes.append(f"not like the reference, which has other values, {names_text(changed)}: {why}")
+    return tuple(notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +143,19 @@ class StrippedModel:
 
 
 def strip_with_parts(
-    model: Model, reference: Model | None = None, *, activations: Model | None = None
+    model: Model,
+    reference: Model | None = None,
+    *,
+    activations: Model | None = None,
+    rounded_only: bool = False,
 ) -> StrippedModel:
     """Strip a model as `strip_qdq` does, and return the removed parts with their places.
 
-    ``activations`` replaces the reference if only nodes have to be restored: see `recognize`.
+    ``activations`` replaces the reference if only nodes have to be restored: see `recognize`, also for
+    ``rounded_only``.
     """
     expected = None if reference is None else _raise_to_opset_of(model, reference)
-    found = recognize(model, expected, activations=activations)
+    found = recognize(model, expected, activations=activations, rounded_only=rounded_only)
     work = _Stripping(found)
     stripped = Model(work.build(), path=model.path)
     products = branches_of(model).keys() - stripped.by_name.keys()
@@ -163,6 +199,8 @@ class _Stripping:
             names = {i.name for i in inputs} | found.floats.keys()  # restored weights are graph inputs too
             inputs = [i for i in reference.proto.graph.input if i.name in names]
         graph.input.extend(inputs)
+        if found.floats.keys() - {i.name for i in inputs}:
+            free_initializers(proto)
         vanished = {out for index in found.removed for out in model.nodes[index].outputs}
         vanished |= found.dropped | found.alias.keys()
         vanished -= found.floats.keys() | {model.nodes[i].outputs[0] for i in found.restorer.relus}
@@ -233,16 +271,11 @@ class _Stripping:
         yield from (self._float(name) for name in self.found.floats if name not in placed)
         if self.found.restorer.reference is not None:
             constants = self.found.restorer.reference.constants
-            yield from (constants[name] for name in sorted(self.found.restorer.constants()))
+            yield from (_named(constants[name], name) for name in sorted(self.found.restorer.constants()))
 
     def _float(self, name: str) -> TensorProto:
-        """The restored weight as an initializer; the value of a Constant node may have any name inside."""
-        tensor = self.found.float_weight(name)
-        if tensor.name == name:
-            return tensor
-        named = copied(tensor)
-        named.name = name
-        return named
+        """The restored weight as an initializer."""
+        return _named(self.found.float_weight(name), name)
 
     def notes(self) -> Iterator[str]:
         """Notes for the reader."""
@@ -257,34 +290,48 @@ class _Stripping:
             yield f"taken from the reference, {names_text(self.found.weights.restored)}"
         if self.found.weights.dequantized:
             known = self.found.weights.reference is not None
-            cures = "give the original as reference to restore them", "the reference has no such weight"
+            cures = (
+                "give the original as reference to restore them",
+                "the reference has no such weight, or none of which they are roundings",
+            )
             weights = names_text(self.found.weights.dequantized)
             yield f"dequantized, not equal to the original weights, {weights}: {cures[known]}"
         if self.found.restorer.exact:
             nodes = [node.name for node in self.found.restorer.exact.values()]
             yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+
+    def notes_on_nodes(self) -> Iterator[str]:
+        """Notes on nodes that are kept, on inserted ones, and on pairs that did more than rounding."""
+        for reason, nodes in self.found.left.items():
+            yield f"not removed, {names_text(nodes)}: {reason}"
         if self.found.rescaled:
             yield (
                 f"removed although they rescale values, pairs of {names_text(self.found.rescaled)}: a "
                 "DequantizeLinear has other numbers than its QuantizeLinear"
             )
-
-    def notes_on_nodes(self) -> Iterator[str]:
-        """Notes on nodes that are kept, and on inserted ones."""
-        for reason, nodes in self.found.left.items():
-            yield f"not removed, {names_text(nodes)}: {reason}"
         kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
         kernels = [node for node in kept if node.op_type.startswith(INTEGER_KERNELS)]
         if kernels:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
             what = "not Q/DQ, but operators that compute in integers themselves"
             yield f"{what}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
+        if foreign := [node.name for node in kept if node.domain == DOMAIN]:
+            yield f"operators of domain trt, {names_text(foreign)}: left as they are"
         if self.found.restorer.relus:
             yield (
                 "a Relu was inserted where a zero point cuts off negative values, "
                 f"{names_text(self.found.restorer.relus.values())}: the quantizing tool may have removed one, or a "
                 "Clip; the original with `--reference` restores the removed node"
             )
+
+
+def _named(tensor: TensorProto, name: str) -> TensorProto:
+    """The tensor with this name: the value of a Constant node may have any."""
+    if tensor.name == name:
+        return tensor
+    named = copied(tensor)
+    named.name = name
+    return named
 
 
 def _raise_to_opset_of(model: Model, reference: Model) -> Model:
@@ -347,6 +394,7 @@ class FoundPair:
     stored: bool
     numbers: QuantParams | None
     problem: str = ""
+    unknown: str = ""  # digest of numbers that are not known: equal for pairs that compute the same
     bias: str = ""  # the shift of the bias of the layer that reads this weight
     earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
 
@@ -363,7 +411,7 @@ class FoundPair:
     def same(self, other: FoundPair) -> bool:
         """Whether both compute the same, or have no numbers for the same reason."""
         if self.numbers is None or other.numbers is None:
-            return self.problem == other.problem
+            return (self.problem, self.unknown) == (other.problem, other.unknown)
         return self.numbers.same(other.numbers)
 
 
@@ -408,6 +456,27 @@ def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPai
         stored=stored,
         numbers=numbers,
         problem=problem,
+        unknown="" if numbers else _digest(apart, node if stored else quantize, node),
         bias=str((bias_record(node) or {}).get("shift", "")),
         earlier=earlier,
     )
+
+
+def _digest(apart: StrippedModel, *nodes: Node | None) -> str:
+    """A digest of the scales and zero points of Q and DQ: of constants, and of nodes that only these need."""
+    model = apart.found.model
+
+    @cache
+    def written(tensor: str) -> str:
+        if (constant := model.constants.get(tensor)) is not None:
+            return f"{constant.data_type} {list(constant.dims)} {model.array(tensor).tobytes().hex()}"
+        now, maker = apart.found.now(tensor), model.producer.get(tensor)
+        if (kept := apart.stripped.producer.get(now)) is not None:
+            return f"{kept.name}:{kept.outputs.index(now)}"
+        return now if maker is None else join(maker, maker.inputs, f"{maker.outputs.index(tensor)}")
+
+    def join(node: Node, inputs: tuple[str, ...], output: str = "") -> str:
+        attributes = sorted(each.SerializeToString(deterministic=True).hex() for each in node.proto.attribute)
+        return sha256(f"{node.op_type} {attributes} {[*map(written, inputs)]} {output}".encode()).hexdigest()
+
+    return " ".join(join(node, node.inputs[1:]) for node in nodes if node is not None)

@@ -408,6 +408,7 @@ def _meant(
             imported, values = import_placement(model), None
         else:
             imported, notes = import_placement(model, model_given(original, values)), ()
+        notes = (*notes, *imported.notes, *imported.unlike)
         with _float_model(model, original) as file:
             inputs = inputs_given(Inputs(), arguments, values)
             yield Case(id="default", model=file.absolute(), inputs=inputs), imported, notes

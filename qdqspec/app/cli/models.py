@@ -246,7 +246,8 @@ def import_model(arguments: argparse.Namespace) -> int:
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"
-    return conclude(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
+    notes = [*imported.notes, *imported.unlike]
+    return conclude(arguments, summary, notes, {"digest": imported.placement.digest, **counts})
 
 
 @verb(

@@ -236,7 +236,7 @@ def culprits_of(
     model with ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
-        return CulpritEvidence(missing="nothing is quantized")
+        return CulpritEvidence(missing="no pair that a scheme can carry is in it")
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
     feeds, data = prepared.comparison_data()

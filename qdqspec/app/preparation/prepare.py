@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
-from qdqspec._core.units import count_text
+from qdqspec._core.units import count_text, names_text
 from qdqspec.accuracy import (
     Dataset,
     InputSpec,
@@ -78,6 +78,7 @@ from qdqspec.qdq import (
     equalized,
     format_choices,
     given_ranges,
+    keep_ranges,
     saturations,
     tie_ranges,
     touched,
@@ -370,8 +371,11 @@ class Prepared:
         else:
             found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
             ranges = found[self.case.quantize.calibration]
-        ranges |= {tensor: kept for tensor, kept in self.start_scales.ranges.items() if tensor in ranges}
-        numbers = self._quantizer(self.folded, ranges)
+        kept = {tensor: span for tensor, span in self.start_scales.ranges.items() if tensor in ranges}
+        numbers = self._quantizer(self.folded, keep_ranges(self.folded, ranges, kept))
+        if wider := [tensor for tensor, span in kept.items() if numbers.ranges[tensor] != span]:
+            why = "operators that copy or join values need one scale for all of them"
+            self.note_once(f"scales of `start_from` that became larger, {names_text(wider)}: {why}")
         note_sum_limits(numbers, space, self.note_once)
         return space.known(ranges.keys()), numbers
 

@@ -50,7 +50,9 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
         **to_data(found),
         "missing": found.missing or None,
         "legend": _LEGEND,
-        "words": [words for words in (_spread(found), _removal(found)) if words] if found.pairs else [],
+        "words": [words for words in (_spread(found), _removal(found)) if words]
+        if found.pairs
+        else [culprits_text(found)],
         "pairs": [
             {
                 **to_data(culprit.site),

@@ -245,3 +245,18 @@ def test_images_are_transformed_as_in_a_search(verb, tmp_path, culprits):
     assert found.json.get("data", "evaluation") == "evaluation"
     wrong = verb(*words, "{images: '*.png', sise: 8}")
     assert (wrong.code, "--data" in wrong.err, "did you mean 'size'?" in wrong.err) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    ("second", "missing"), [("s", ""), ("t", "no pair that a scheme can carry is in it")]
+)
+def test_pairs_that_no_scheme_carries_are_named_beside_the_culprits(verb, tmp_path, second, missing):
+    """Their noise is not in the figures."""
+    path = saved(
+        tmp_path / "q.onnx",
+        f"""g (float[1, 4] x) => (float[1, 4] y) <float s = {{0.5}}, float t = {{0.25}}> {{
+            q = QuantizeLinear (x, s)  d = DequantizeLinear (q, {second})  y = Neg (d) }}""",
+    )
+    found = verb("explain", path, "--culprits", "--json").json
+    assert (found.get("missing") or "") == missing
+    assert any("other numbers than its QuantizeLinear" in note for note in found["notes"]) == bool(missing)

@@ -28,7 +28,7 @@ from qdqspec.qdq.calibrate import (
     percentile_range,
     read_ranges,
 )
-from qdqspec.qdq.ranges import TensorRange, tie_ranges
+from qdqspec.qdq.ranges import TensorRange, keep_ranges, tie_ranges
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
@@ -390,3 +390,12 @@ def test_tensors_with_the_same_values_have_the_union_of_their_ranges(
     union = TensorRange(1 - len(tied.split()), 10.0 ** (len(tied.split()) - 1)) if tied else None
     expected = {name: union or ranges[name] for name in tied.split()}
     assert tie_ranges(model_of(nodes), ranges) == expected | {name: ranges[name] for name in apart.split()}
+
+
+def test_kept_ranges_hold_for_copies_too_and_not_for_operands_of_a_concat() -> None:
+    nodes = "r = Relu(x)  p = MaxPool(r)  t = Tanh(x)  s = Sin(x)  c = Concat(t, s)  y = Add(p, c)"
+    wide, narrow = TensorRange(0.0, 4.0), TensorRange(0.0, 3.0)
+    model, ranges = model_of(nodes), dict.fromkeys("rptsc", wide)
+    found = keep_ranges(model, ranges, {"r": narrow, "t": narrow, "x": narrow})
+    assert found == ranges | {"r": narrow, "p": narrow, "t": narrow}
+    assert tie_ranges(model, found) == ranges | {"r": narrow, "p": narrow}

@@ -235,7 +235,7 @@ def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: Prepared) -> N
 
 
 def test_reasons_for_missing_pairs(bench: Prepared, session: Session, tmp_path: Path) -> None:
-    assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
+    assert culprits_of(bench, []) == CulpritEvidence(missing="no pair that a scheme can carry is in it")
     late = culprits_of(bench, PAIRS, seconds=0.0)
     assert (len(late.pairs), late.missing) == (1, "the time was over")
     text = "f (float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)  [own] y = plugins.Op(a) }"

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_text import model_of, saved
+from onnx_text import parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from random_models import ranges_for
 from sessions import Open
@@ -348,3 +349,36 @@ def test_a_journal_is_a_warm_start_with_the_fastest_confirmed_placement(
     unfinished = journal_at(tmp_path / "unfinished.jsonl", searched[:3])
     unfinished.write_bytes(unfinished.read_bytes() + b'{"trial": 3, "pha')  # an incomplete line
     assert warm_starts([unfinished], start) == (half, everything)
+
+
+def test_scales_of_smoothed_activations_and_weights_are_not_kept(tmp_path: Path) -> None:
+    """As of SmoothQuant, which divides the data before a layer by the factors that its weight is multiplied by."""
+    weight = np.array([[1, -2, 0.5], [4, 0.25, 1]], np.float32)
+    ends = "g (float[2,2] x) => (float[2,3] y)"
+    model = parsed(f"{ends} {{ [t] t = Tanh(x)  [m] y = MatMul(t, w) }}", 13, w=weight)
+    factors = np.array([0.05, 2], np.float32)
+    scaled = weight / factors[:, None]
+    step = np.float32(np.abs(scaled).max() / 127)
+    quantized = parsed(
+        f"""{ends} {{ [t] t = Tanh(x)  [smooth] z = Mul(t, f)  q = QuantizeLinear(z, s)
+            d = DequantizeLinear(q, s)  e = DequantizeLinear(i, v)  [m] y = MatMul(d, e) }}""",
+        13,
+        f=factors, s=np.float32(0.01), v=step, i=np.rint(scaled / step).astype(np.int8),
+    )  # fmt: skip
+    save_model(quantized.proto, tmp_path / "q.onnx")
+    notes: list[str] = []
+    kept = kept_scales(model, [tmp_path / "q.onnx"], notes.append)
+    assert (kept.ranges, kept.weights) == ({}, {})
+    assert ["1 weight are not kept" in notes[0], "1 activation are not kept" in notes[1]] == [True, True]
+
+
+@pytest.mark.parametrize(("factor", "is_kept"), [(1.3, False), (1.01, True), (0.8, True)])
+def test_scales_that_would_clip_a_weight_are_not_kept(tmp_path: Path, factor: float, is_kept: bool) -> None:
+    """As those of a weight that a BatchNormalization enlarges a little."""
+    text = "g (float[2,4] x) => (float[2,4] y) { [m] y = MatMul(x, w) }"
+    model = parsed(text, 13, w=(4, 4))
+    site = Site(tensor="w", consumers=(Consumer("m", 1),), format="int8", weight=True)
+    placement = Placement(sites=frozenset({site}))
+    save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, tmp_path / "q.onnx")
+    larger = parsed(text, 13, w=(model.array("w") * factor).astype(np.float32))
+    assert bool(kept_scales(larger, [tmp_path / "q.onnx"], lambda _: None).weights) == is_kept

@@ -13,6 +13,7 @@ from onnx_text import parsed
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import SkeletonDiff, diff_models, differences_text
+from qdqspec.qdq.strip import strip_with_parts
 
 DATA = Path(__file__).parents[3] / "data"
 F32 = np.float32
@@ -205,7 +206,7 @@ def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: P
         assert found.same
         assert found.skeleton.folded == folded.removed
         assert differences_text(found).startswith("no Q/DQ in either; the float models are the same")
-        assert "35 BatchNormalization are folded into convolutions in one of them" in differences_text(found)
+        assert "35 nodes folded into convolutions or weights in one of them" in differences_text(found)
     assert diff_models(given, given).skeleton.folded == ()
     weight = next(t for t in folded.model.proto.graph.initializer if t.name.endswith("/weight"))
     weight.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weight), weight.name))
@@ -256,3 +257,39 @@ def test_the_text_of_a_difference(
 ) -> None:
     found = diff_models(load_model(DATA / f"{first}.onnx"), load_model(DATA / f"{second}.onnx"))
     golden(f"placement/diff-{name}.txt", differences_text(found, most=3 if name == "many" else None) + "\n")
+
+
+def test_a_relu_behind_a_pair_of_its_own_was_not_removed() -> None:
+    before, after = (
+        net(
+            f"""g (float[2] x) => (float[2] y) {{ c = Neg(x)
+                q = QuantizeLinear(c, s, z)  {name} = DequantizeLinear(q, s, z)  r = Relu({name})
+                p = QuantizeLinear(r, s, z)  e = DequantizeLinear(p, s, z)  y = Neg(e) }}""",
+            s=F32(0.5),
+            z=np.uint8(3),
+        )
+        for name in ("d", "other")
+    )
+    stripped = strip_with_parts(after, activations=before).stripped
+    assert [node.op_type for node in stripped.nodes] == ["Neg", "Relu", "Neg"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "q = QuantizeLinear(x, t, z)  d = DequantizeLinear(q, s, z)",  # the second scale differs
+        "q = QuantizeLinear<axis = 0>(x, v, z)  d = DequantizeLinear<axis = 1>(q, v, z)",
+        "a = ReduceMax<keepdims = 0>(x)  k = Mul(a, s)  q = QuantizeLinear(x, k)  d = DequantizeLinear(q, k)",
+        "q = QuantizeLinear<precision = 1>(x, s, z)  d = DequantizeLinear(q, s, z)",
+    ],
+)
+def test_numbers_that_no_pair_can_have_are_compared_too(nodes: str) -> None:
+    def made(scale: float) -> Model:
+        zero = np.zeros(2 if "v" in nodes else (), np.uint8)
+        constants = {"s": F32(scale), "t": F32(0.5), "z": zero, "v": np.array([1, scale], F32)}
+        text = f"g (float[2,2] x) => (float[2,2] y) {{ {nodes}  y = Neg(d) }}"
+        return parsed(text, 23, ir=11, **{k: v for k, v in constants.items() if f" {k}" in nodes})
+
+    assert diff_models(made(0.25), made(0.25)).same
+    found = diff_models(made(0.25), made(0.75))
+    assert [change.kind for pair in found.changed for change in pair.changes] in (["numbers"], ["scale"])

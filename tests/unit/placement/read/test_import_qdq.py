@@ -22,7 +22,7 @@ from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.view import View
 from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
@@ -323,3 +323,28 @@ def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: 
     again = Model(apply_scheme(reference, tmp_path / "scheme.json").proto)
     dequantize = again.producer[again.by_name["conv"].inputs[1]]
     assert np.array_equal(again.array(dequantize.inputs[0]), stored)
+
+
+def test_scales_of_a_weight_before_a_batch_normalization_are_not_for_the_folded_weight(
+    tmp_path: Path,
+) -> None:
+    ends = "g (float[1,2,3,3] x) => (float[1,2,3,3] y)"
+    weight = np.array([[[[1.0]], [[-0.5]]], [[[0.25]], [[1.0]]]], F32)
+    channels = {"g": np.array([8, 3], F32), "b": np.zeros(2, F32), "v": np.ones(2, F32)}
+    rest = "[n] y = BatchNormalization(c, g, b, b, v)"
+    original = net(f"{ends} {{ [c] c = Conv(x, w)  {rest} }}", w=weight, **channels)
+    pair = "q = QuantizeLinear(mod_w, s, z)  d = DequantizeLinear(q, s, z)"
+    numbers = {"s": np.array(1 / 127, F32), "z": np.int8(0)}
+    quantized = net(f"{ends} {{ {pair}  [c] c = Conv(x, d)  {rest} }}", mod_w=weight, **numbers, **channels)
+    applied = reapplied(original, import_placement(quantized, original), tmp_path)
+    assert [node.op_type for node in applied.nodes][-2:] == ["Conv", "BatchNormalization"]
+    assert diff_models(applied, quantized).same
+
+    folded = fold_weights(original).model
+    name = folded.by_name["c"].inputs[1]
+    site = Site(tensor=name, consumers=(Consumer("c", 1),), format="int8", weight=True)
+    scheme = tmp_path / "other.json"
+    pairs = [replace(pair, site=site) for pair in import_placement(quantized, original).pairs]
+    write_scheme(scheme, SchemeFile(backend="imported", pairs=tuple(pairs)))
+    found = diff_models(Model(apply_scheme(folded, scheme).proto), quantized)
+    assert [change.kind for pair in found.changed for change in pair.changes] == ["weight"]

@@ -13,9 +13,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx_text import parsed
 from random_models import ranges_for
 
+from qdqspec.errors import ModelError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.storage import save_model
+from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import ChangedModel, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
@@ -250,10 +253,22 @@ def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) ->
 def test_a_removed_pair_that_rescales_values_is_reported(dequantize: str, rescales: bool) -> None:
     """Without the pair the model computes other values."""
     pair = f"q = QuantizeLinear(x, s, two)  a = DequantizeLinear(q, {dequantize})"
-    stripped = strip_qdq(clipped(f"{pair}  y = Neg(a)"))
+    model = clipped(f"{pair}  y = Neg(a)")
+    stripped = strip_qdq(model)
+    assert any("they rescale values" in note for note in import_placement(model).notes) == rescales
     assert ["removed although they rescale values, pairs of 1: 'x'" in n for n in stripped.notes] == [
         True
     ] * rescales
+
+
+@pytest.mark.parametrize(("axis", "rescales"), [(1, False), (-1, False), (0, True), (-2, True)])
+def test_a_removed_pair_with_two_axes_is_reported(axis: int, rescales: bool) -> None:
+    pair = f"q = QuantizeLinear<axis = 1>(x, s, z)  a = DequantizeLinear<axis = {axis}>(q, s, z)"
+    ends = "(float[2,2] x) => (float[2,2] y)"
+    model = net(
+        f"g {ends} {{ {pair}  y = Neg(a) }}", s=np.array([0.5, 0.1], np.float32), z=np.zeros(2, np.uint8)
+    )
+    assert any("they rescale values" in note for note in strip_qdq(model).notes) == rescales
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
@@ -380,3 +395,75 @@ def test_nodes_that_tuning_folded_are_restored_from_the_reference_if_the_weights
     stripped = strip_qdq(model, other)
     assert stripped.proto != other.proto
     assert any("not like the reference" in note for note in stripped.notes)
+
+
+WEIGHT = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32)
+SQUARES = "(float[2,2] x) => (float[2,2] y)"
+
+
+def test_a_weight_that_the_tool_scaled_is_not_taken_from_the_reference() -> None:
+    """As SmoothQuant does, which divides the data before the layer by the same factors."""
+    reference = net(f"g {SQUARES} {{ [m] m = MatMul(x, w)  [a] y = Add(m, b) }}", w=WEIGHT, b=HALF["s"])
+    constants = {"f": np.array([0.1, 2], np.float32), "i": np.array([[80, -127], [2, 16]], np.int8)}
+    quantized = net(
+        f"""g {SQUARES} {{ [smooth] z = Mul(x, f)  d = DequantizeLinear(i, s)
+            [m] m = MatMul(z, d)  [a] y = Add(m, b) }}""",
+        **constants,
+        s=np.array(0.125, np.float32),
+        b=np.array(0.25, np.float32),
+    )
+    stripped = strip_qdq(quantized, reference)
+    assert np.array_equal(Model(stripped.proto).array("d"), constants["i"] * np.float32(0.125))
+    assert [note.partition(", ")[0] for note in stripped.notes] == [
+        "dequantized", "not like the reference", "not like the reference",
+    ]  # fmt: skip
+    assert "lacks nodes, 1: 'smooth'" in stripped.notes[1]
+    assert "other values, 1: 'b'" in stripped.notes[2]
+    assert import_placement(quantized, reference).unlike == stripped.notes[1:]
+
+
+def test_bounds_in_constant_nodes_are_restored_by_name() -> None:
+    lines_before = "[lo] l = Constant<value = float {0.0}>()  [n] n = Neg(x)  [act] c = Clip(n, l)"
+    reference = net(f"g {SQUARES} {{ {lines_before}  [out] y = Abs(c) }}")
+    pair = "q = QuantizeLinear(c, s, z)  d = DequantizeLinear(q, s, z)"
+    quantized = net(f"g {SQUARES} {{ [n] c = Neg(x)  {pair}  [out] y = Abs(d) }}", **HALF, z=np.uint8(0))
+    stripped = strip_qdq(quantized, reference)
+    assert lines(stripped) == ["n = Neg(x)", "c = Clip(n, l)", "y = Abs(c)"]
+    assert initializers(stripped) == ["l"]
+
+
+def test_scales_that_do_not_fit_are_an_error_with_the_name_of_the_node() -> None:
+    text = "[d] d = DequantizeLinear<axis = 0, block_size = 2>(i, s)  y = MatMul(x, d)"
+    scales = np.ones((3, 1), np.float32)
+    model = parsed(f"g {SQUARES} {{ {text} }}", 21, ir=10, i=np.ones((2, 2), np.int8), s=scales)
+    with pytest.raises(ModelError, match="'d' has scales of shape"):
+        strip_qdq(model)
+
+
+def test_a_pair_on_the_state_of_a_loop_is_removed_with_a_reference() -> None:
+    def loop(pair: str, read: str) -> Model:
+        text = f"""g (int64 n, bool go, float[2] x) => (float[2] y) {{ [loop] y = Loop(n, go, x) <body = b
+            (int64 i, bool c, float[2] s_in) => (bool o, float[2] s_out)
+            {{ o = Identity(c)  {pair}  s_out = Sigmoid({read}) }}> }}"""
+        return net(text, **(NUMBERS if pair else {}))
+
+    quantized = loop("q = QuantizeLinear(s_in, s, z)  d = DequantizeLinear(q, s, z)", "d")
+    assert strip_qdq(quantized, loop("", "s_in")).notes == ("equal to the reference",)
+    assert diff_models(quantized, quantized).same
+
+
+def test_a_weight_restored_without_a_reference_needs_no_input() -> None:
+    """Up to IR version 3 each initializer is an input."""
+    text = f"g {SQUARES} {{ d = DequantizeLinear(i, s)  y = MatMul(x, d) }}"
+    proto = parsed(text, 13, ir=8, i=np.ones((2, 2), np.int8), **HALF).proto
+    for name, kind, dims in (("i", 3, [2, 2]), ("s", 1, [])):
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, dims))
+    proto.ir_version = 3
+    assert lines(strip_qdq(Model(proto))) == ["y = MatMul(x, d)"]
+
+
+def test_quantizing_operators_of_another_domain_are_named() -> None:
+    """As the exporter of ModelOpt writes them for 8-bit floats."""
+    text = f"g {ENDS} {{ q = trt.TRT_FP8QuantizeLinear(x, s)  [d] d = trt.TRT_FP8DequantizeLinear(q, s)  y = Neg(d) }}"
+    (note,) = strip_qdq(net(text, **HALF)).notes
+    assert note.startswith("operators of domain trt, 2: ")

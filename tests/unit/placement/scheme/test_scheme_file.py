@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from onnx_text import parsed
 from random_models import ranges_for
 
 from qdqspec.errors import PlacementError, StateError
@@ -18,7 +19,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer, packed
 from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
-from qdqspec.types import Consumer, Placement, Site
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 
 @pytest.fixture
@@ -196,3 +197,14 @@ def test_a_change_of_any_byte_is_an_error_or_is_whitespace(path: Path, place: fl
         assert error.cure  # noqa: PT017 - the test checks that there is a cure
     else:
         assert known == read_scheme(path), "only whitespace between values may change"
+
+
+def test_scales_rounded_to_the_type_of_the_tensors_are_noted(tmp_path: Path) -> None:
+    text = "g ({0}[2] x) => ({0}[2] y) {{ [n] y = Neg(x) }}"
+    single, half = (parsed(text.format(kind), 19, ir=9) for kind in ("float", "float16"))
+    site = Site(tensor="x", consumers=(Consumer("n", 0),), format="int8")
+    for scale, is_rounded in ((0.05, True), (0.0625, False)):
+        pair = PlacedPair(site=site, scale=(scale,), zero_point=(0,))
+        write_scheme(tmp_path / "s.json", SchemeFile(backend="imported", pairs=(pair,)))
+        notes = [apply_scheme(model, tmp_path / "s.json").notes for model in (single, half)]
+        assert notes == [(), ("scales rounded to the type of the tensors, 1: 'x'",) * is_rounded]
