@@ -15,6 +15,7 @@ from .data import (
     open_data as open_data,  # open calibration or evaluation data for a model with these inputs
     random_feeds as random_feeds,  # ``count`` feeds of plausible values
     shaped_by_data as shaped_by_data,  # the inputs of a case, with shapes of its data where none are fixed
+    without_fill as without_fill,  # inputs or outputs of a feed without samples that only fill up the last one
 )
 from .evaluator import (
     MOST_DB as MOST_DB,  # finite value for equal outputs: JSON has no infinity

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
+from itertools import chain, islice, pairwise, repeat
 from math import prod
 from pathlib import Path
 
@@ -47,6 +48,17 @@ class Dataset:
         names = [column.name for column in self._columns]
         for feeds in zip(*(column.feeds() for column in self._columns), strict=True):
             yield dict(zip(names, feeds, strict=True))
+
+    def without_fill(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs or outputs of a feed, by its number, without the samples that only fill up the last one.
+
+        Arrays that are not divided by samples are kept whole.
+        """
+        left = self.samples - number * self.batch
+        return {
+            name: array[:left] if left < self.batch and array.ndim and len(array) == self.batch else array
+            for name, array in arrays.items()
+        }
 
     def require_labels(self) -> Array:
         """The labels. Raises `DataError` if the file has none."""
@@ -141,7 +153,8 @@ def open_data(
         listed = ", ".join(f"'{column.name}' {column.rows}" for column in columns)
         what = f"arrays have unequal numbers of samples: {listed}"
         raise DataError(what, where=path, cure="give every array one entry a sample")
-    rows, batch = columns[0].rows, columns[0].group
+    largest = max(columns, key=lambda column: column.group)  # others may be whole inputs, one for each batch
+    rows, batch = largest.rows, largest.group
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
     notes = []
@@ -156,6 +169,13 @@ def open_data(
                 f"array '{column.name}' is {dtype} and is given to the model as {column.spec.dtype}, unscaled"
                 for dtype in sorted({str(m.dtype) for m in column.members if m.dtype.kind in "iu"})
             ]
+    if labelled and len(files) > 1 and sum(LABELS in members for members in files) == 1:
+        names = [next(members[name] for name in inputs).file.name for members in files]
+        if later := [two for one, two in pairwise(names) if _by_number(one) > _by_number(two)]:
+            first = names[names.index(later[0]) - 1]
+            notes.append(
+                f"files are read in order of name, {later[0]} after {first}: labels must be in this order"
+            )
     for name in ignored:
         near = did_you_mean(name, sorted(known))
         notes.append(f"array '{name}' is no input of the model and is not used{near}")
@@ -168,6 +188,16 @@ def open_data(
         ignored=ignored,
         _columns=columns,
     )
+
+
+def without_fill(data: Iterable[Feed], number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Inputs or outputs of a feed of ``data``, without samples that only fill up the last one."""
+    return data.without_fill(number, arrays) if isinstance(data, Dataset) else {**arrays}
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """The parts of a name, of which numbers are in their own order: 2 before 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Shape]) -> dict[str, Array]:

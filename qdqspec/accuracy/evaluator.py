@@ -17,6 +17,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.compare import judged, noise_power, power_of, require_numbers, signal_power, sqnr_db
+from qdqspec.accuracy.data import without_fill
 from qdqspec.types import EXACT_DB, Placement
 
 SAMPLES = 8  # the first ones, on which every candidate is measured
@@ -45,12 +46,12 @@ def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[d
 class Evaluator:
     """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples.
 
-    An output that is not finite or of another shape counts as -200 dB. ``reference`` builds the model to compare with,
-    which runs on a sample when that is needed, and again if its outputs exceed `HELD_BYTES`. At most ``samples`` of
-    the ``feeds`` are used. ``few`` is the number of the first ones: more predict all data better, and each candidate
-    runs on all of them. ``seconds`` is the time that an engine above a limit may take for all data. If all data takes
-    longer, a part of it decides as soon as its mean is ``errors`` standard errors from the limit: fewer decide sooner,
-    and more often wrongly.
+    An output that is not finite or of another shape counts as -200 dB. Samples that only fill up the last feed do not
+    count. ``reference`` builds the model to compare with, which runs on a sample when that is needed, and again if its
+    outputs exceed `HELD_BYTES`. At most ``samples`` of the ``feeds`` are used. ``few`` is the number of the first ones:
+    more predict all data better, and each candidate runs on all of them. ``seconds`` is the time that an engine above a
+    limit may take for all data. If all data takes longer, a part of it decides as soon as its mean is ``errors``
+    standard errors from the limit: fewer decide sooner, and more often wrongly.
     """
 
     def __init__(
@@ -116,13 +117,14 @@ class Evaluator:
                 if expected is None:
                     reference = reference or opened.enter_context(closing(self._reference()))
                     expected = self._hold(number, reference.run(feed))
-                found.add(expected, outputs)
+                found.add(expected, without_fill(self._feeds, number, outputs))
                 if is_enough(found):
                     break
         return found
 
     def _hold(self, number: int, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """The outputs of the reference for a sample, held unless they take too much memory."""
+        outputs = without_fill(self._feeds, number, outputs)
         size = sum(value.nbytes for value in outputs.values())
         if self._bytes + size <= HELD_BYTES:
             self._bytes += size

@@ -354,15 +354,7 @@ class Scores:
         used = [first[output]] if output in first else [*first.values()]
         every = chain([first], runs)
         if all(value.ndim and len(value) == data.batch for value in used):
-
-            def without_padding(number: int, found: Mapping[str, Array]) -> Mapping[str, Array]:
-                left = data.samples - number * data.batch
-                return {
-                    name: value[:left] if value.ndim and len(value) == data.batch else value
-                    for name, value in found.items()
-                }
-
-            return map(without_padding, count(), every), data.samples
+            return map(data.without_fill, count(), every), data.samples
         if data.samples < data.batch:
             raise DataError(
                 f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "

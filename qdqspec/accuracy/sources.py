@@ -397,7 +397,7 @@ def _labels(file: Path) -> Member:
             raise DataError(f"there is no array '{LABELS}'", where=file, cure=cure)
         return arrays.get(LABELS) or next(iter(arrays.values()))
     try:
-        (values,) = np.loadtxt(file, ndmin=2).T
+        (values,) = np.loadtxt(file, ndmin=2, encoding="utf-8-sig").T
     except OSError as error:
         raise DataError(f"the labels cannot be read: {error.strerror}", where=file) from None
     except ValueError as error:  # UnicodeDecodeError is one

@@ -125,14 +125,18 @@ class Document:
         return value
 
     def _mapping(self, loc: Loc) -> Plain:
-        """A mapping with keys of text, as an ONNX input may be named ``1`` or ``on``."""
+        """A mapping with keys of text, as an ONNX input may be named ``1`` or ``on``.
+
+        A plain key ``<<`` stands for the keys of its mapping that are not given beside it, as YAML 1.1 has it.
+        """
         found: dict[str, Plain] = {}
+        merged: dict[str, Plain] = {}
         while not isinstance(event := self._next(), events.MappingEndEvent):
             if not isinstance(event, events.ScalarEvent):
                 self._stop(event, "a key is a plain word, not a list, mapping or alias")
             if event.tag is not None or event.anchor is not None:
                 self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
-            key = str(event.value)
+            key, is_plain = str(event.value), event.implicit[0]
             here = (*loc, key)
             again = here in self._keys
             if again:
@@ -144,10 +148,12 @@ class Document:
             value = self._value(self._next(), here)
             if value is None:
                 self._note(event, f"'{key}' has no value", hint="give one, or remove the key")
+            elif key == "<<" and is_plain and isinstance(value, dict):
+                merged.update(value)
             elif not again:
                 found[key] = value
         self._values[loc] = (self._values[loc][0], event.end_mark)
-        return found
+        return {**merged, **found}
 
     def _sequence(self, loc: Loc) -> Plain:
         found: list[Plain] = []

@@ -73,7 +73,8 @@ class FakeSession:
         return self.evidence(case, ("search",)).search
 
     def evidence(self, case, needs):
-        self._call("evidence", case.id, ",".join(sorted(needs)))
+        data = case.inputs.calibration
+        self._call("evidence", case.id, ",".join(sorted(needs)), *((data, case.model.name) if data else ()))
         self.cases[case.name] = case
         self.results.setdefault(case.name, {})
         return self._evidence(case)

@@ -34,6 +34,16 @@ def test_overridden_fixtures_change_the_judged_case(project):
     assert (project.path / "metrics.txt").read_text() == "recall"
 
 
+def test_plain_tests_about_a_case_have_the_model_and_data_of_overridden_fixtures(project):
+    project.add_to_conftest(OVERRIDES)
+    test = (
+        f"import pytest\n\n@pytest.mark.qdq('{CHECK.rpartition('::')[0]}')\ndef test_it(qdq_latency): pass\n"
+    )
+    (project.path / "test_plain.py").write_text(test)
+    project.run("test_plain.py").assert_outcomes(passed=1)
+    assert project.calls()[0] == "evidence int8-b8 latency mine.npz other.onnx"
+
+
 PLAIN_TESTS = """
 import pytest
 

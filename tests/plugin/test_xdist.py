@@ -30,6 +30,15 @@ def test_a_case_runs_on_one_worker_and_the_controller_reports_once(project, dist
     assert [len(case["checks"]) for case in record["cases"]] == [1, 2, 2]
 
 
+def test_the_warning_of_a_worker_is_shown_by_the_controller(project):
+    (project.path / "specs" / "a.qdq.yaml").unlink()
+    project.spec("w.qdq.yaml", ONE_CHECK.replace("25}", "25, severity: warn}"))
+    project.outcomes(**{"default::parity": "warn"})
+    result = project.run_apart("-n", "1")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*specs?w.qdq.yaml:3: VerdictWarning: *"])
+
+
 def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
     (tmp_path / "several.qdq.yaml").write_text(RUNTIMES)
     (tmp_path / "one.qdq.yaml").write_text(ONE_CHECK)

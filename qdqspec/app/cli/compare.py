@@ -16,7 +16,7 @@ from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import to_data
 from qdqspec.app.cases import find_cases, find_specs
 from qdqspec.app.cli.arguments import argument, input_options, inputs_given, settings_from, verb
-from qdqspec.app.cli.output import FINE, WANTING, answer, note
+from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, note
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
 from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
 
@@ -55,8 +55,9 @@ _FOLDER_INPUTS = input_options(
     options=("threads", "seed", "device", "build-limit", "backend-option"),
 )
 def compare(arguments: argparse.Namespace) -> int:
-    """Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower. Of folders that
-    `tune -o` wrote for one model on several runtimes: build and time their models together.
+    """Compare two run records: cases that became faster or slower. Exits 1 if one is proved slower, and 2
+    if no case was timed in both. Of folders that `tune -o` wrote for one model on several runtimes: build and time
+    their models together.
     """
     given = [arguments.before, arguments.after, *arguments.more]
     if any(path.is_dir() for path in given):
@@ -68,6 +69,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
     found = compare_runs(read_record(arguments.before), read_record(arguments.after))
     code = WANTING if any(case.is_slower_beyond(arguments.fail_on) for case in found.cases) else FINE
+    if all(case.change is None for case in found.cases):
+        code = IMPOSSIBLE
     return answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found), code=code)
 
 

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from qdqspec._core.arrays import Array
+import numpy as np
+
+from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.accuracy import (
     MOST_DB,
+    Dataset,
     Evaluator,
     Rehearsal,
     RehearsalRefusedError,
@@ -30,6 +33,7 @@ from qdqspec.accuracy import (
     compare_outputs,
     power_of,
     sqnr_db as ratio_db,
+    without_fill,
 )
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import ARITHMETIC, Definition, Resources, reference_runtime, runner
@@ -178,12 +182,36 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         requests = (request for check in prepared.case.checks for request in requests_of(check))
         asked = (request.top for request in requests if isinstance(request, ParityRequest))
         top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
+        runs = enumerate(models.runs(feeds))
+        samples = (sample for number, run in runs for sample in _by_sample(feeds, number, run))
         return replace(
-            compare_outputs(models.runs(feeds), kind, top),
+            compare_outputs(samples, kind, top),
             undivided=models.undivided,
             computed_by="" if prepared.capabilities.runs else ARITHMETIC,
             definition=prepared.definition,
         )
+
+
+def _by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
+    """The outputs for each sample of a feed, without those that only fill up the last one.
+
+    A feed whose outputs are not all divided by samples counts as one sample.
+    """
+    own = [outputs and without_fill(data, number, outputs) for outputs in run]
+    sizes = {value.shape[:1] for value in run.reference.values()}
+    if not isinstance(data, Dataset) or data.batch == 1 or sizes != {(data.batch,)}:
+        yield _of_three(own)
+        return
+    for row in range(min(data.batch, data.samples - number * data.batch)):
+        yield _of_three(
+            outputs and {name: np.atleast_1d(value)[row : row + 1] for name, value in outputs.items()}
+            for outputs in own
+        )
+
+
+def _of_three(found: Iterable[Mapping[str, Array] | None]) -> SampleOutputs:
+    reference, tuned, arithmetic = found
+    return SampleOutputs(reference or {}, tuned or {}, arithmetic)
 
 
 def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:
@@ -211,8 +239,10 @@ class BothModels:
         """For each input: its arrays, the reference's outputs, and the tuned model's."""
         feeds, _ = self.prepared.comparison_data()
         with both_models(self.prepared, self.tuned, divided=False) as models:
-            for given in feeds:
-                yield given, models.reference(given), models.tuned(given)
+            for number, given in enumerate(feeds):
+                run = given, models.reference(given), models.tuned(given)
+                inputs, reference, tuned = (without_fill(feeds, number, arrays) for arrays in run)
+                yield inputs, reference, tuned
 
 
 MOST = 12  # pairs listed by default

@@ -194,11 +194,13 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
 
 def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidence, measure: Measure) -> Gate:
     """The gate of a case whose selected model has this scheme and latency."""
+    # those of data too, which the spec does not state
+    timed = [{name: list(array.shape) for name, array in load.feeds.items()} for load in prepared.loads]
     conditions = Conditions(
         clock=latency.clock,
         model_sha256=prepared.given.sha256,
         nodes=prepared.node_digests,
-        rules=rules_of(case),
+        rules={**rules_of(case), "inputs.timed": timed},
         scheme=scheme,
         environment={"qdqspec": __version__, **prepared.device.details},
         recorded=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -21,7 +21,7 @@ from qdqspec.app.cases import find_case
 from qdqspec.app.cluster import open_session
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
-from qdqspec.app.plugin.run import show_progress
+from qdqspec.app.plugin.run import model_path, show_progress
 from qdqspec.app.plugin.state import settings_of, state_of
 from qdqspec.types import (
     Case,
@@ -117,35 +117,48 @@ def qdq_model(qdq_session: Session, _qdq_the_case: Case) -> Model:
 
 
 @pytest.fixture
-def qdq_regions(qdq_session: Session, _qdq_the_case: Case) -> tuple[Region, ...]:
+def _qdq_judged_case(
+    request: pytest.FixtureRequest, _qdq_the_case: Case, qdq_calibration: DataSource | None
+) -> Case:
+    """The case with the model and the calibration data of the fixtures, as its checks judge it."""
+    inputs = replace(_qdq_the_case.inputs, calibration=qdq_calibration)
+    return replace(_qdq_the_case, inputs=inputs, model=model_path(request, _qdq_the_case))
+
+
+@pytest.fixture
+def qdq_regions(qdq_session: Session, _qdq_judged_case: Case) -> tuple[Region, ...]:
     """The regions of the case's model."""
-    return qdq_session.regions(_qdq_the_case)
+    return qdq_session.regions(_qdq_judged_case)
 
 
 @pytest.fixture
-def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> SearchResult:
+def qdq_tuned(qdq_session: Session, _qdq_judged_case: Case, pytestconfig: pytest.Config) -> SearchResult:
     """The result of the search for the case. Searches, unless a winner is cached."""
-    return CaseView(case=_qdq_the_case, session=qdq_session, _pytest_config=pytestconfig).search
+    return CaseView(case=_qdq_judged_case, session=qdq_session, _pytest_config=pytestconfig).search
 
 
 @pytest.fixture
-def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
+def qdq_parity(qdq_session: Session, _qdq_judged_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
     """The outputs of the tuned model compared with the reference's."""
-    return CaseView(case=_qdq_the_case, session=qdq_session, _pytest_config=pytestconfig).parity
+    return CaseView(case=_qdq_judged_case, session=qdq_session, _pytest_config=pytestconfig).parity
 
 
 @pytest.fixture
-def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
+def qdq_latency(qdq_session: Session, _qdq_judged_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
     """The final measurement of the tuned model and the reference."""
     with _show_and_record(pytestconfig, qdq_session):
-        return _require_measured(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
+        return _require_measured(qdq_session.evidence(_qdq_judged_case, frozenset({"latency"})).latency)
 
 
 @pytest.fixture
 def qdq_case(
     qdq_session: Session, _qdq_own: Callable[[Case], Case], pytestconfig: pytest.Config
 ) -> Callable[[str], CaseView]:
-    """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
+    """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root.
+
+    The model and the calibration data are those of the spec, also where ``qdq_model`` or ``qdq_calibration`` replace
+    them in its checks.
+    """
 
     def view(reference: str) -> CaseView:
         case = _qdq_own(find_case(reference, settings_of(pytestconfig), pytestconfig.rootpath))

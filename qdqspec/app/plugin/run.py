@@ -44,8 +44,6 @@ class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
 class VerdictWarning(pytest.PytestWarning):
     """A check of ``severity: warn`` failed."""
 
-    __module__ = "qdqspec"
-
 
 def run_check(
     request: pytest.FixtureRequest,
@@ -74,7 +72,7 @@ def run_check(
             raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
         pytest.skip(reason)
     try:
-        case = replace(case, model=_model_path(request, case))
+        case = replace(case, model=model_path(request, case))
     except QdqspecError as problem:
         qdq_session.fail(case, item.check, problem)
         raise
@@ -108,7 +106,7 @@ def fulfils(value: str | None, comparison: str) -> bool:
     return value is not None and SpecifierSet(comparison).contains(value)
 
 
-def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
+def model_path(request: pytest.FixtureRequest, case: Case) -> Path:
     """The user's file of the model of fixture ``qdq_model``, which a conftest may have replaced."""
     from qdqspec.graph import OwnCopy
 

@@ -23,7 +23,7 @@ from qdqspec._core.records import from_data, to_data
 from qdqspec._core.store import Store, cache_key
 from qdqspec.accuracy import all_files
 from qdqspec.errors import StateError
-from qdqspec.graph import write_text
+from qdqspec.graph import load_model, write_text
 from qdqspec.search import Journal, trial_from_json, trial_to_json
 from qdqspec.types import Data, DataSource, Provenance, SearchResult, Trial
 
@@ -149,6 +149,8 @@ def search_key(prepared: Prepared) -> str:
     data = [data_digest(inputs.calibration), data_digest(inputs.scales), _reference_score(prepared)]
     if tune.objective == "pareto" or tune.limits.min_sqnr_db is not None or tune.accuracy is not None:
         data.append(data_digest(inputs.evaluation))
+    # Scales of these are kept. Other files only state what is tried first, and a search may itself write them.
+    data += [load_model(path).sha256 for path in tune.start_from if path.suffix.lower() == ".onnx"]
     return cache_key(
         state=STATE_VERSION,
         model=prepared.given.sha256,

@@ -227,6 +227,10 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         "inconclusive", "no output has more than 7 classes: nothing to judge",
     ),
     (
+        "parity", CLASSES, {"min_sqnr_db": 20, "outputs": ["y", "bxes"]},
+        "fail", "no output has the name 'bxes' given in outputs (did you mean 'boxes'?)",
+    ),
+    (
         "parity", SLICES, {"min_slice_sqnr_db": 20},
         "fail", "output 'boxes': slice 4 of axis 1: 1.1 dB < 20.0 dB",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,16 @@ def test_the_slower_case_is_marked_in_table_and_json(verb, tmp_path):
     found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
     assert found["fail_on"] == 0.05
     assert [case["beyond"] for case in found["cases"]] == [True, False, False]
+
+
+def test_runs_without_a_case_that_both_timed_are_not_compared(verb, tmp_path):
+    run = sample_run()
+    (tmp_path / "a.json").write_text(json.dumps(record_to_json(run)))
+    cases = tuple(replace(case, evidence=replace(case.evidence, latency=None)) for case in run.cases)
+    (tmp_path / "failed.json").write_text(json.dumps(record_to_json(replace(run, cases=cases))))
+    found = verb("compare", "a.json", "failed.json")
+    assert found.code == 2
+    assert found.out.splitlines()[-1].endswith("3 not timed")
 
 
 def test_folders_of_several_runtimes_are_timed_together(verb, folders):

@@ -83,6 +83,18 @@ def test_files_are_read_in_order_of_name_and_the_last_batch_is_filled_up_from_th
     assert note.startswith("7 samples do not fill batches of 3: the last one is filled up with 2 repeated")
 
 
+@pytest.mark.parametrize("names", [("x", "anchors"), ("anchors", "x")])
+def test_samples_are_those_that_are_stacked_in_any_order_of_inputs(
+    saved: Callable[..., Path], names: tuple[str, ...]
+) -> None:
+    """A batch of three images has one array of anchors."""
+    specs = {"x": InputSpec(dtype=FLOAT, shape=(3, 2, 3)), "anchors": InputSpec(dtype=FLOAT, shape=(5, 4))}
+    path = saved(x=images(7), anchors=np.ones((3, 5, 4)), labels=np.arange(7))
+    data = open_data(path, {name: specs[name] for name in names})
+    assert (len(data), data.samples, data.batch) == (3, 7, 3)
+    assert len(data.require_labels()) == 7
+
+
 @pytest.mark.parametrize(
     ("inputs", "arrays", "warnings"),
     [
@@ -337,12 +349,24 @@ def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
     labels = np.array([2, 0, 1])
     np.save(tmp_path / "l.npy", labels)
     np.savez(tmp_path / "l.npz", targets=labels)
-    (tmp_path / "l.txt").write_text("2\n0\n1\n")
+    (tmp_path / "l.txt").write_bytes(b"\xef\xbb\xbf2\r\n0\r\n1\r\n")  # as Windows' Notepad writes it
     source = Data(path=tmp_path / "d.npz", labels=tmp_path / name)
     np.testing.assert_array_equal(open_data(source, IMAGE).require_labels(), labels)
     np.savez(tmp_path / "d.npz", x=images(2))
     with pytest.raises(DataError, match="3 labels for 2 samples"):
         open_data(source, IMAGE)
+
+
+def test_labels_of_files_whose_order_of_name_is_not_that_of_their_numbers_are_noted(tmp_path: Path) -> None:
+    np.save(tmp_path / "l.npy", np.arange(3))
+    for name in ("s1", "s2", "s10"):
+        np.save(tmp_path / f"{name}.npy", images(1)[0])
+    data = open_data(Data(path=tmp_path / "s*.npy", labels=tmp_path / "l.npy"), IMAGE)
+    assert data.notes == (
+        "files are read in order of name, s2.npy after s10.npy: labels must be in this order",
+    )
+    (tmp_path / "s10.npy").rename(tmp_path / "s3.npy")
+    assert not open_data(Data(path=tmp_path / "s*.npy", labels=tmp_path / "l.npy"), IMAGE).notes
 
 
 @pytest.mark.parametrize("text", ["one\n", "1 2\n", "\xff"])

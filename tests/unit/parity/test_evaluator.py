@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.evaluator import MOST_DB, SAMPLES, Evaluator, Offset
+from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import DataError
 from qdqspec.types import Placement, Site
 
@@ -53,6 +56,14 @@ def test_integers_are_judged_if_no_output_is_a_float() -> None:
     judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: brighter(0))
     assert judge(brighter(2)) == pytest.approx(40)
     assert judge(brighter(0)) == MOST_DB
+
+
+def test_samples_that_fill_up_the_last_batch_do_not_count(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.array([[4.0], [3.0], [2.0]]))
+    data = open_data(tmp_path / "data.npz", {"x": InputSpec(dtype=np.dtype(np.float64), shape=(2, 1))})
+    judge = Evaluator(data, lambda: Computed(lambda feeds: {"y": feeds["x"]}))
+    halved = Computed(lambda feeds: {"y": np.where(feeds["x"] == 4, 2, feeds["x"])})
+    assert judge(halved) == pytest.approx(10 * math.log10((16 + 9 + 4) / 4))
 
 
 def drawn(db: float) -> Computed:

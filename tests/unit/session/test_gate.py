@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_cases import check_of
+from written_cases import check_of, normal, written_case
 
 from qdqspec._core.config import Settings
 from qdqspec.app.evidence.regression import (
@@ -19,7 +19,9 @@ from qdqspec.app.evidence.regression import (
     FIRST_ROUNDS,
     Gate,
     Gatekeeper,
+    gate_of,
 )
+from qdqspec.app.session import Session
 from qdqspec.checks.baselines import Conditions, rules_of, update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
@@ -128,6 +130,25 @@ def test_without_a_baseline_nothing_is_timed_and_the_command_that_writes_it_is_r
     assert bench.found(machine, **words).command == f"pytest {COMMAND} {device} --qdq-update=new"
     in_ci = bench.found(machine, in_ci=True).command
     assert in_ci == f"pytest {COMMAND} --qdq-update=new --qdq-update-in-ci"
+
+
+def test_a_ratio_at_another_shape_of_the_data_is_not_compared(tmp_path: Path) -> None:
+    """The spec states no shape: the model is timed at that of its data."""
+    text, reasons = "net (float[1,n] x) => (float[1,n] y) { y = Relu(x) }", []
+    for length in (8, 8, 128):
+        case = written_case(tmp_path, text, {"x": normal(4, length)})
+        case = replace(case, spec=tmp_path / "net.qdq.yaml", checks=(check_of("regression"),))
+        machine = Machine()
+        with Session(root=tmp_path, backend="fake", update=None if reasons else "new") as session:
+            prepared = session.work(case).prepared
+            gate = gate_of(
+                case, prepared, "0123", machine.measure(FIRST_BUILDS, FIRST_ROUNDS), machine.measure
+            )
+        for new in gate.renewals:
+            update_baseline(new.file, new.device, {new.name: new.entry})
+        reasons.append(gate.evidence["regression"].reason)
+    assert reasons[:2] == ["", ""]
+    assert reasons[2].startswith("inputs.timed was {'x': [1, 8]}, is {'x': [1, 128]}")
 
 
 def test_a_slowdown_in_the_first_measurement_only_passes(bench: Bench) -> None:

@@ -146,6 +146,21 @@ def test_runs_of_all_inputs_equal_single_runs_with_a_limit_of_open_engines(held:
                 np.testing.assert_array_equal(ours["logits"], theirs["logits"])
 
 
+def test_parity_is_of_samples_and_not_of_the_batches_that_they_are_run_in(tmp_path: Path) -> None:
+    """The fifth sample, weaker than the others, is negated; three samples that fill up its batch do not count."""
+    x = np.float32([[9, 0]] * 4 + [[1, 2]])
+    case = written_case(tmp_path, "net (float[4,2] x) => (float[4,2] y) { y = Identity(x) }", {"x": x})
+    text = """net (float[4,2] x) => (float[4,2] y) {
+      two = Constant <value_float = 2.0> ()  is = Equal(x, two)  no = Neg(x)  y = Where(is, no, x) }"""
+    with Session(root=tmp_path, backend="onnxruntime") as session:
+        found = session.work(case).parity_with(saved(tmp_path / "other.onnx", text, opset=17, ir_version=8))
+    assert found.samples == 5
+    (output,) = found.outputs
+    assert output.cosine == pytest.approx((1 - 4) / 5)
+    assert output.sqnr_db == pytest.approx(10 * np.log10((4 * 81 + 5) / 16))
+    assert output.agreement == {"top1": 0.8}
+
+
 # ---- slices of an output --------------------------------------------------------------------------
 
 

@@ -165,6 +165,17 @@ def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
     assert not any("scales of" in note for note in started(session, case, case.model).warnings)
 
 
+def test_a_changed_model_to_start_from_makes_another_search(
+    session: Session, case: Case, trained: tuple[Prepared, Placement, Path], tmp_path: Path
+) -> None:
+    own, placement, path = trained
+    before = started(session, case, path).key
+    fewer = Placement(sites=frozenset(site for site in placement.sites if site.weight))
+    save_model(insert_qdq(own.model, fewer, own.numbers).proto, path)
+    with Session(root=tmp_path) as later:
+        assert started(later, case, path).key != before
+
+
 def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:
     own, placement, _ = trained
     numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits

@@ -39,6 +39,14 @@ def test_keys_are_read_as_text_and_aliases_as_their_anchor() -> None:
     assert not document.problems
 
 
+def test_keys_of_a_merged_mapping_are_those_not_given() -> None:
+    text = "a: &one {x: 1, y: 2}\nb: {y: 3, <<: *one}\nc: {'<<': *one}\n"
+    document = Document(text)
+    assert not document.problems
+    assert document.data["b"] == {"x": 1, "y": 3}
+    assert document.data["c"] == {"<<": {"x": 1, "y": 2}}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
