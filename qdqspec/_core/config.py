@@ -330,6 +330,25 @@ def load_settings(
     return settings
 
 
+def read_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings given in Python, with the types of options; times may be numbers of seconds.
+
+    Raises `ConfigError` for a name or a value that does not fit.
+    """
+    known, read = [each.name for each in fields(Settings)], dict(given)
+    for key, value in given.items():
+        if key not in known:
+            what = f"unknown setting '{key}'{did_you_mean(key, known)}"
+            raise ConfigError(
+                what, cure=f"known: {', '.join(known)}; options of a case are arguments of tune"
+            )
+        if key not in BY_KEY or BY_KEY[key].type in (BACKEND, TEXT) or value is None:
+            continue
+        is_seconds = BY_KEY[key].type is TIME and isinstance(value, int | float) and value >= 0
+        read[key] = value if is_seconds else _parsed(BY_KEY[key], value, key, Path())
+    return read
+
+
 def list_settings(settings: Settings) -> tuple[Setting, ...]:
     """Each option with its value and origin, in the order of the table."""
     return tuple(

@@ -70,7 +70,7 @@ def word(value: object) -> str:
 def path(value: object) -> Path:
     """A path, with ``~`` for the home folder."""
     try:
-        return Path(word(value)).expanduser()
+        return Path(word(os.fspath(value) if isinstance(value, os.PathLike) else value)).expanduser()
     except RuntimeError:
         raise ValueError(
             "there is no home folder of that name; begin with ./~ for a file called so"

@@ -152,8 +152,9 @@ def find_regions(
     model: Model | GivenModel, rules: RegionRules | None = None, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
     """Cut a model into regions, by structure or according to ``rules``; ``groups`` are the fusions of a backend."""
+    files = GivenFiles()  # its files exist as long as it does
     if is_model(model):
-        model = GivenFiles().model(model)
+        model = files.model(model)
     loaded = model if isinstance(model, Model) else load_model(_path(cast("PathLike", model)))
     return regions_of(loaded, rules or RegionRules(), groups=groups)
 

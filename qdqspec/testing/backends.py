@@ -225,6 +225,22 @@ class BackendContract:
         difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
         assert difference <= (8 / 255 if quantized else FLOAT_TOLERANCE)
 
+    @pytest.mark.usefixtures("running")
+    def test_each_run_computes_its_own_input(
+        self, build: Build, model: MakeModel, feeds: dict[str, Array]
+    ) -> None:
+        """Outputs follow the inputs of their run, not those of an earlier run or bound ones, and stay as they are."""
+        engine = build(model(False))
+        first = engine.run(feeds)["y"]
+        kept = np.array(first, np.float32)
+        engine.bind(feeds)
+        doubled = {name: np.asarray(value * 2, value.dtype) for name, value in feeds.items()}
+        other = np.asarray(engine.run(doubled)["y"], np.float32)
+        assert np.abs(other - kept).max() > 10 * FLOAT_TOLERANCE
+        assert np.array_equal(np.asarray(first, np.float32), kept)
+        again = np.asarray(engine.run(feeds)["y"], np.float32)
+        assert np.abs(again - kept).max() <= FLOAT_TOLERANCE
+
     @pytest.mark.usefixtures("clock")
     def test_times_as_often_as_requested(self, build: Build, feeds: dict[str, Array]) -> None:
         """One positive sample per run; warm-up runs are not included."""

@@ -149,8 +149,8 @@ def search_key(prepared: Prepared) -> str:
     data = [data_digest(inputs.calibration), data_digest(inputs.scales), _reference_score(prepared)]
     if tune.objective == "pareto" or tune.limits.min_sqnr_db is not None or tune.accuracy is not None:
         data.append(data_digest(inputs.evaluation))
-    # Scales of these are kept. Other files only state what is tried first, and a search may itself write them.
-    data += [load_model(path).sha256 for path in tune.start_from if path.suffix.lower() == ".onnx"]
+    if case.quantize.scales == "keep":  # other files of start_from give placements to try first, no numbers
+        data += [load_model(path).sha256 for path in tune.start_from if path.suffix.lower() == ".onnx"]
     return cache_key(
         state=STATE_VERSION,
         model=prepared.given.sha256,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from qdqspec._core.units import count_text, db_text, proved_text, ratio_text, se
 from qdqspec.accuracy import GivenFiles
 from qdqspec.app.preparation.files import take_results
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.stored import FinishedSearch, make_folder
+from qdqspec.app.preparation.stored import SCHEME, FinishedSearch, make_folder
 from qdqspec.app.session.confirm import most_builds
 from qdqspec.app.session.tuning import strategy_for, trials_of
 from qdqspec.errors import StateError
@@ -34,13 +35,15 @@ from qdqspec.types import (
 class Result:
     """A finished search with its evidence. ``record`` is the source of reports.
 
-    ``kept`` names the files, which are valid until the same case is tuned again; `save` copies them.
+    ``kept`` names the files, which are valid until the same case is tuned again; `save` copies them. ``scheme_sum`` is
+    the digest of their scheme, by which those of another search are recognized.
     """
 
     record: RunRecord
     kept: FinishedSearch
     given: Model
     files: GivenFiles | None = None  # a model given in memory is a file as long as this
+    scheme_sum: str = ""
 
     def __repr__(self) -> str:
         """One line: the record holds each build, thousands of lines."""
@@ -57,7 +60,7 @@ class Result:
         if parity is not None:
             exact = parity.sqnr_db >= EXACT_DB
             parts.append(f"SQNR {db_text(parity.sqnr_db)}{'' if exact else ' dB'}")
-        return f"Result({', '.join([*parts, f'model={str(self.model)!r}'])})"
+        return f"Result({', '.join([*parts, f'model={str(self._path)!r}'])})"
 
     @property
     def evidence(self) -> Evidence:
@@ -71,8 +74,26 @@ class Result:
 
     @property
     def model(self) -> Path:
-        """The file of the selected model: the tuned model, or the given one if unchanged."""
+        """The file of the selected model: the tuned model, or the given one if unchanged.
+
+        Raises `StateError` if another search has overwritten it.
+        """
+        if not self.unchanged:
+            self._require_own_files()
+        return self._path
+
+    @property
+    def _path(self) -> Path:
         return self.kept.model or require_path(self.given)
+
+    def _require_own_files(self) -> None:
+        """Without a cache, a search with other options writes to the same folder."""
+        if scheme_sum(self.kept.folder) != self.scheme_sum:
+            raise StateError(
+                "the files of this result were overwritten by another search of the same case, or deleted",
+                where=self.kept.folder,
+                cure="save a result before the next search, give each search a name=, or use the cache",
+            )
 
     @property
     def latency(self) -> LatencyEvidence:
@@ -130,8 +151,9 @@ class Result:
     def save(self, folder: Path | str) -> Path:
         """Copy models, scheme, journal, pattern cache and ``result.json``, if it was written, to a folder.
 
-        Raises `OutputError` on failure.
+        Raises `OutputError` on failure, `StateError` if another search has overwritten the files.
         """
+        self._require_own_files()
         target, output = Path(folder).absolute(), self.evidence.output
         path = None if output is None else output / RESULT
         # read first: writing the other files removes it
@@ -141,6 +163,12 @@ class Result:
         if content is not None:
             write_whole(target / RESULT, content, what="the result")
         return target
+
+
+def scheme_sum(folder: Path) -> str:
+    """The digest of the scheme with its scales in a folder of results; empty if there is none."""
+    path = folder / SCHEME
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from qdqspec import __version__
-from qdqspec._core.config import Settings
+from qdqspec._core.config import Settings, read_overrides
 from qdqspec._core.files import Closing
 from qdqspec._core.options import check_option
 from qdqspec._core.store import Store
-from qdqspec.accuracy import GivenFiles, is_model, joined_metrics
+from qdqspec.accuracy import GivenFiles, is_model, joined_metrics, place_of
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.probes import Prober, read_probe
@@ -24,7 +24,7 @@ from qdqspec.app.evidence.regression import damaged_baselines
 from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, resources_of
-from qdqspec.app.session.result import Plan, Result, plan_of
+from qdqspec.app.session.result import Plan, Result, plan_of, scheme_sum
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
@@ -39,6 +39,7 @@ from qdqspec.types import (
     CheckResult,
     CheckSpec,
     CulpritEvidence,
+    Data,
     DeviceKey,
     Evidence,
     EvidenceKind,
@@ -53,7 +54,7 @@ from qdqspec.types import (
 )
 from qdqspec.types.requests import InputLimits
 
-_Key = tuple[str, str, str, int, int, str]
+_Key = tuple[str, str, str, tuple[tuple[int, int], ...], frozenset[tuple[str, object]], str]
 
 
 class Session(Closing):
@@ -75,6 +76,7 @@ class Session(Closing):
         device_key: Callable[[DeviceKey], str] | None = None,
         **overrides: Any,
     ) -> None:
+        overrides = read_overrides(overrides)
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
         for option in self.settings.backend_option:
             check_option(option, "backend_option", command_line=True)
@@ -117,10 +119,12 @@ class Session(Closing):
         A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
         """
         case = self._asked(model, asked)
-        evidence = self.evidence(case, frozenset({"latency", "parity"}))
+        with self._files.named_errors():
+            evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = self._run_record([CaseRecord(evidence=evidence)])
         kept = self.work(case).find()
-        return Result(record=record, kept=kept, given=self.model(case), files=self._files)
+        given, own = self.model(case), scheme_sum(kept.folder)
+        return Result(record=record, kept=kept, given=given, files=self._files, scheme_sum=own)
 
     def find_culprits(
         self,
@@ -176,7 +180,8 @@ class Session(Closing):
         a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
         own = None if folder is None else Path(folder).absolute()
-        return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
+        with self._files.named_errors():
+            return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
 
     def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
         """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
@@ -357,12 +362,26 @@ class Session(Closing):
 def case_key(case: Case) -> _Key:
     """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
 
-    A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
-    file that the next one starts from.
+    A rewritten model or data file is a different one, and so is a metric of other code. Folders and ``start_from`` are
+    identified by path: a search may itself write there.
     """
-    written = 0, 0
-    with suppress(OSError):  # reported when the model is loaded
-        found = case.model.stat()
-        written = found.st_mtime_ns, found.st_size
+    files, written = [case.model], list[tuple[int, int]]()
+    for source in (case.inputs.calibration, case.inputs.evaluation):
+        if source is not None:
+            labels = source.labels if isinstance(source, Data) else None
+            files += [place_of(source), *([] if labels is None else [labels])]
+    for file in files:
+        with suppress(OSError):  # reported when the file is read
+            if file.is_file():
+                found = file.stat()
+                written.append((found.st_mtime_ns, found.st_size))
+    metrics = frozenset((name, _identity(metric)) for name, metric in case.metrics.items())
     asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
-    return str(case.spec), case.name, str(case.model), *written, asked
+    return str(case.spec), case.name, str(case.model), tuple(written), metrics, asked
+
+
+def _identity(metric: Metric) -> tuple[object, ...]:
+    """Equal for functions of the same code and values, as a fixture makes them for each test."""
+    cells = [cell.cell_contents for cell in getattr(metric, "__closure__", None) or ()]
+    values = [getattr(metric, "__self__", None), *(getattr(metric, "__defaults__", None) or ()), *cells]
+    return getattr(metric, "__code__", id(metric)), *map(id, values)

@@ -131,8 +131,9 @@ class Study(Closing):
     def rehearse(self, what: Proposed) -> Rehearsed:
         """The error of a candidate on calibration samples, computed without building it; its task metric as well.
 
-        It is the Q/DQ arithmetic as ONNX defines it, on the default backend whatever that of the case; the additional
-        error of a runtime's integer kernels is not included. Raises `RehearsalRefusedError` if the default backend
+        It is the Q/DQ arithmetic as ONNX defines it, on the default backend whatever that of the case, with biases in
+        integer steps where the case's backend stores them so; other errors of a runtime's integer kernels are not
+        included. Raises `RehearsalRefusedError` if the default backend
         lacks operators of the model or memory is short; evaluate the candidate then.
         """
         placement, rules = self._proposal(what).placement, self.case.tune.accuracy
@@ -195,9 +196,14 @@ class Study(Closing):
 
         path = Path(folder).absolute()
         saved = _read(path)
+        if strategy is None and saved.strategy not in names("strategy"):
+            what, cure = (
+                f"strategy '{saved.strategy}' of the study is not registered",
+                "give it again: strategy=...",
+            )
+            raise StateError(what, where=path, cure=cure)
         own = session or Session(**saved.settings.model_dump(exclude_unset=True))
-        if strategy is None and saved.strategy in names("strategy"):
-            strategy = saved.strategy
+        strategy = saved.strategy if strategy is None else strategy
         close = None if session else own.close
         return cls(own.work(saved.case).prepared, strategy=strategy, folder=path, close=close)
 

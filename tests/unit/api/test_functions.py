@@ -7,6 +7,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from chains import chain_model
@@ -60,6 +61,22 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
         assert written["speedup"]["median"] == result.speedup.median
     own = result.save(tmp_path / "reports" / "net" / "default")
     assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
+
+
+def test_files_that_another_search_has_overwritten_are_not_taken_for_those_of_a_result(
+    model: Path, tmp_path: Path
+) -> None:
+    first = tune(model, trials=3, no_cache=True, **HERE)
+    again = tune(model, trials=3, no_cache=True, **HERE)
+    assert first.model == again.model, "the same files"
+    second = tune(
+        model, trials=3, no_cache=True, calibration={"x": np.ones((4, 8, 12, 12), np.float32)}, **HERE
+    )
+    assert second.save(tmp_path / "second")
+    for use in (lambda: first.model, lambda: first.save(tmp_path / "first")):
+        with pytest.raises(StateError, match="overwritten by another search"):
+            use()
+    assert str(second.model) in repr(first)
 
 
 def test_an_unchanged_result_has_the_float_model_as_tuned_model(model: Path, tmp_path: Path) -> None:
@@ -135,11 +152,38 @@ def test_wrong_arguments_raise_one_error(name: str, words: dict[str, Any], error
         tune(name, **words)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"mode": "mesure"},  # ran a search
+        {"threads": 0},
+        {"seed": "x"},
+        {"seed": -3},
+        {"time_limit": "soon"},
+        {"treads": 2},
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_before_anything_runs(words: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        qdqspec.Session(**words)
+
+
+def test_settings_in_python_have_the_types_of_options(tmp_path: Path) -> None:
+    settings = qdqspec.Session(time_limit="2m", threads="2", cache_dir=tmp_path, output="out").settings
+    assert (settings.time_limit, settings.threads, settings.cache_dir) == (120, 2, tmp_path)
+    assert settings.output == Path.cwd() / "out"
+    assert qdqspec.Session(time_limit=1.5).settings.time_limit == 1.5
+
+
+def test_regions_of_a_model_in_memory(model: Path) -> None:
+    assert qdqspec.find_regions(onnx.load(model)) == qdqspec.find_regions(model)
+
+
 def test_each_public_name_is_an_attribute_of_the_package() -> None:
     for name in qdqspec.__all__:
         assert getattr(qdqspec, name) is not None
     assert qdqspec.measure is measure
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         _ = qdqspec.nothing
 
 

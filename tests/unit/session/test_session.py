@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
+from arrays import arrays_of
 from chains import chain_model
 from filelock import FileLock
 from sessions import Open, change_builds, count_builds, interrupted
@@ -531,3 +533,24 @@ def test_a_model_below_its_limit_is_warned_about(open_session: Open, case: Case)
     work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
     found = "on all evaluation data the tuned model has 19.9 dB, below the limit of 20 dB (tune.min_sqnr_db)"
     assert found in work.warnings
+
+
+def test_a_session_computes_anew_what_depends_on_a_rewritten_data_file(
+    open_session: Open, case: Case
+) -> None:
+    session, path = open_session(), case.inputs.calibration
+    assert isinstance(path, Path)
+    before = session.work(case).prepared.key
+    np.savez(path, **{name: 3 * array for name, array in arrays_of(path).items()})
+    assert session.work(case).prepared.key != before
+    assert session.work(case) is session.work(case)
+
+
+def test_a_session_computes_anew_what_depends_on_another_metric(open_session: Open, case: Case) -> None:
+    def metric_of(factor: float) -> Callable[..., float]:
+        return lambda _, labels: factor * len(labels)
+
+    session = open_session()
+    one, same, other = (replace(case, metrics={"m": metric_of(factor)}) for factor in (1.0, 1.0, 2.0))
+    assert session.work(one) is session.work(same)
+    assert session.work(one) is not session.work(other)

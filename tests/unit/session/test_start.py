@@ -165,15 +165,17 @@ def test_scales_of_a_quantized_model_are_kept_unless_recalibrated(
     assert not any("scales of" in note for note in started(session, case, case.model).warnings)
 
 
-def test_a_changed_model_to_start_from_makes_another_search(
-    session: Session, case: Case, trained: tuple[Prepared, Placement, Path], tmp_path: Path
+def test_the_cached_winner_of_other_kept_scales_is_not_used(
+    open_session: Open, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
+    """A model that is trained again is written to the same path."""
     own, placement, path = trained
-    before = started(session, case, path).key
-    fewer = Placement(sites=frozenset(site for site in placement.sites if site.weight))
-    save_model(insert_qdq(own.model, fewer, own.numbers).proto, path)
-    with Session(root=tmp_path) as later:
-        assert started(later, case, path).key != before
+    before = started(open_session(), case, path).key
+    numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)
+    save_model(insert_qdq(own.model, placement, numbers).proto, path)
+    assert started(open_session(), case, path).key != before
+    again = replace(case, quantize=replace(case.quantize, scales="recalibrate"))
+    assert started(open_session(), again, path).key == started(open_session(), again, path).key
 
 
 def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Path], tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_loading_a_study_needs_its_model_strategy_and_seed(
     study = open_study(strategy=Everything)
     list(study)
     folder = study.save(tmp_path / "saved")
-    with pytest.raises(StateError, match="strategy was Everything"):
+    with pytest.raises(StateError, match="is not registered"):
         Study.load(folder, session=session)
     with Session(session.settings, seed=9) as other, pytest.raises(StateError, match="seed was 0 and is 9"):
         Study.load(folder, session=other, strategy=Everything)
