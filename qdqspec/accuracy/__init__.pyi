@@ -41,6 +41,7 @@ from .metrics import (
 )
 from .notes import (
     NAME_WIDTH as NAME_WIDTH,  # columns of a name in notes
+    number_notes as number_notes,  # a line for each output that is NaN or infinite in every sample
     slice_notes as slice_notes,  # a line for each output with a slice far below the whole, with the cure
     slice_text as slice_text,  # a slice in words
 )

@@ -23,6 +23,7 @@ _Name = TypeVar("_Name")
 _STEPS = 255  # of an 8-bit grid
 _NUMBERS = "biuf"  # kinds of arrays that have a distance
 _FEW = 16  # best classes that are found one by one
+NO_NUMBER = "equal: NaN or infinite in every sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +254,13 @@ class _Output:
             note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
             equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
             return replace(equal, compared=False, matches=not note, note=note)
-        if self.is_odd and not self.values:
-            self.note = self.note or "NaN or infinite in every sample"
         if self.note:
             inf = math.inf
             worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
             return replace(worst, matches=False, note=self.note)
+        if self.is_odd and not self.values:
+            equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
+            return replace(equal, compared=False, note=NO_NUMBER)
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
         step = (high - low) / _STEPS
         return TensorParity(
@@ -318,11 +320,16 @@ def signal_power(reference: Array) -> float:
 
 
 def noise_power(reference: Array, seen: Array | None) -> float:
-    """The sum of squared differences where the reference is finite; infinite if the values cannot be compared."""
+    """The sum of squared differences where the reference is finite.
+
+    Infinite if the values cannot be compared, or differ where the reference is NaN or infinite.
+    """
     if seen is None or seen.shape != reference.shape:
         return math.inf
     finite = np.isfinite(reference)
     if not finite.all():
+        if not np.array_equal(reference[~finite], seen[~finite], equal_nan=True):
+            return math.inf
         reference, seen = reference[finite], seen[finite]
     noise = _square_sum(np.subtract(reference, seen, dtype=np.float64))
     return noise if math.isfinite(noise) else math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from qdqspec._core.units import db_text, plain
+from qdqspec.accuracy.compare import NO_NUMBER
 from qdqspec.types import TensorParity, WorstSlice
 
 NAME_WIDTH = 30
@@ -13,6 +14,16 @@ NAME_WIDTH = 30
 def slice_text(worst: WorstSlice) -> str:
     """A slice in words."""
     return f"slice {worst.index} of axis {worst.axis}"
+
+
+def number_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:
+    """A line for each output that has no number to compare."""
+    for out in outputs:
+        if out.note == NO_NUMBER:
+            yield (
+                f"output '{plain(out.name, NAME_WIDTH)}' is NaN or infinite in every sample, of the given model too: "
+                "that it is equal proves nothing about other data"
+            )
 
 
 def slice_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:

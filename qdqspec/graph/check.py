@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -24,7 +26,9 @@ from qdqspec.graph.protos import (
     copy_model,
     graphs_inside,
     is_external,
+    names_read_inside,
     opset_of,
+    refill,
     tensors,
     without_weights,
 )
@@ -42,8 +46,49 @@ _AGAIN = "export the model again"
 _INLINE = "export the model without local functions, or with fewer"
 
 
-def check_model(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise `ModelError` naming the file and the first problem of the model."""
+def sort_nodes(proto: onnx.ModelProto, path: Path) -> bool:
+    """Move each node behind the nodes whose outputs it or its bodies read, as ONNX requires; whether any was moved.
+
+    ONNX Runtime loads models in another order, and tools write them. Nodes that need not move keep their order. Changes
+    the model. Raises `ModelError` for a cycle.
+    """
+    inside = (body for function in proto.functions for node in function.node for body in graphs_inside(node))
+    graphs = [*all_graphs(proto.graph), *(graph for body in inside for graph in all_graphs(body))]
+    was_moved = False
+    for holder in reversed((*proto.functions, *graphs)):  # the bodies of a node before the node
+        nodes = holder.node[:]
+        makers = {
+            name: number for number, node in reversed([*enumerate(nodes)]) for name in node.output if name
+        }
+        read = ((*node.input, *names_read_inside(node)) for node in nodes)
+        reads = [{makers[name] for name in names if name in makers} for names in read]
+        if all(max(makers_read, default=-1) < number for number, makers_read in enumerate(reads)):
+            continue
+        sorter = TopologicalSorter(dict(enumerate(reads)))
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            names = [nodes[number].name or nodes[number].op_type for number in error.args[1][:5]]
+            what = (
+                f"the model is not valid ONNX: nodes need their own results: {' > '.join(map(repr, names))}"
+            )
+            raise ModelError(
+                what, where=path, cure="remove this cycle, or make it the body of a Loop"
+            ) from None
+        ready, order = list(sorter.get_ready()), list[onnx.NodeProto]()
+        while ready:
+            number = heappop(ready)
+            order.append(nodes[number])
+            sorter.done(number)
+            for behind in sorter.get_ready():
+                heappush(ready, behind)
+        refill(holder.node, order)
+        was_moved = True
+    return was_moved
+
+
+def check_model(proto: onnx.ModelProto, path: Path, *, is_changed: bool = False) -> None:
+    """Raise `ModelError` naming the file and the first problem of the model; the file lacks what is changed."""
     if not proto.graph.node:
         raise ModelError("the model has no nodes", where=path, cure=_AGAIN)
     # protobuf returns names that are not UTF-8 as bytes
@@ -61,7 +106,7 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
     checked: onnx.ModelProto | str = str(path)
     # The checker would read a whole large file twice to see weights whose length is already verified, and it rejects
     # outputs without a declared shape and a runtime's operators, which runtimes accept and exporters write.
-    if is_own_data or _without_shape(proto) or _runtime_nodes(proto):
+    if is_changed or is_own_data or _without_shape(proto) or _runtime_nodes(proto):
         checked = copy_model(proto, but={"initializer"})
         for tensor in proto.graph.initializer:
             empty = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")

@@ -80,7 +80,8 @@ def fold_constants(
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
     even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
     Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
-    their inputs. Tensors keep their names. With ``only`` these tensors are computed, and the rest is unchanged.
+    their inputs. Tensors keep their names. With ``only`` these tensors are computed, and the rest is unchanged; a
+    QuantizeLinear is computed then if no DequantizeLinear reads it.
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
@@ -101,7 +102,8 @@ def fold_constants(
 def with_constant_numbers(model: Model) -> Model:
     """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
 
-    This decides for all readers of pairs what is constant: see `fold_constants`. All nodes keep their names.
+    So are the integers of a weight behind a Q if other operators, such as a Clip, change them before the DQ. This
+    decides for all readers of pairs what is constant: see `fold_constants`. All nodes keep their names.
     """
     computed: set[str] = set()
     for node in model.nodes:
@@ -152,6 +154,7 @@ class _Folding:
         self.unread: set[str] = set()  # initializers
         self._model = model
         self._limit = limit_bytes
+        self._is_partial = within is not None
         self._within = range(len(model.nodes)) if within is None else within
         returned = (t for node in model.nodes if node.is_marker for t in node.inputs if t)
         self._results = {*model.outputs, *returned}  # of the model and of bodies
@@ -174,7 +177,7 @@ class _Folding:
         return (
             node.index in self._within
             and is_default(node)
-            and node.op_type not in _KEPT
+            and (node.op_type not in _KEPT or self._is_changed_later(node))
             and node.outputs[0] not in self._model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
             and node.name not in self._model.bodies
@@ -186,6 +189,12 @@ class _Folding:
                 )
             )
         )
+
+    def _is_changed_later(self, node: Node) -> bool:
+        """Whether a Q makes integers that only other operators read, such as a Clip before the DQ of a weight."""
+        if not self._is_partial or node.op_type != "QuantizeLinear":
+            return False
+        return all(reader.op_type not in QDQ_OPS for reader in self._model.readers(node.outputs[0]))
 
     def _static_shape(self, node: Node) -> tuple[int, ...] | None:
         """The shape of the tensor that a Shape or Size node reads, if it is static."""

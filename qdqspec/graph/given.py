@@ -1,7 +1,8 @@
 """The user's model: corrected copies of it, cautions about it, and digests of its nodes.
 
 A copy is made where runtimes would refuse the model, compute it slowly, or misjudge it: local functions are inlined,
-weights that are inputs become constants, wrong declarations of shapes are corrected, inputs are fixed to values.
+weights that are inputs become constants, nodes are sorted, wrong declarations of shapes are corrected, inputs are fixed
+to values.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     Raises `SpecError` for a value that is not valid for its input. The hash is over the user's model and the values.
     """
     model = load_model(path)
+    if model.is_reordered:
+        note = (
+            "some nodes come before those whose results they read; they are in order in a copy of the model"
+        )
+        model = OwnCopy(model, model.proto, notes=[note])
     proto = inlined(model.proto)
     if proto is not model.proto:
         count = len(model.proto.functions) - len(proto.functions)

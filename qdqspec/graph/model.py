@@ -19,7 +19,7 @@ import onnx
 from onnx import shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.check import check_model, external_files, first_line
+from qdqspec.graph.check import check_model, external_files, first_line, sort_nodes
 from qdqspec.graph.flat import (
     LEAVE,
     MARKERS,
@@ -105,13 +105,19 @@ class Model:
     ``sha256`` is over the file's bytes and its external data, so a copy elsewhere is the same model.
     ``Constant`` nodes count as initializers: see `constants`. ``flat`` is the form that changed copies are
     made of, in which the nodes of bodies are in one graph with the others; a model without bodies is its own
-    flat form. A model can be made of either.
+    flat form. A model can be made of either. ``is_reordered`` is whether the file has its nodes in another order.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, *, path: Path | None = None, sha256: str | None = None
+        self,
+        proto: onnx.ModelProto,
+        *,
+        path: Path | None = None,
+        sha256: str | None = None,
+        is_reordered: bool = False,
     ) -> None:
         self.path = path
+        self.is_reordered = is_reordered
         self._given = proto
         self._sha256 = sha256
         self.flat = flat_form(proto)
@@ -338,11 +344,12 @@ def load_model(path: Path | str) -> Model:
             where=path,
             cure="export the model again" if path.suffix == ".onnx" else "name an ONNX model",
         ) from None
-    check_model(proto, path)
+    is_reordered = sort_nodes(proto, path)
+    check_model(proto, path, is_changed=is_reordered)
     for file in external_files(proto, path):
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: digest)
-    return Model(proto, path=path, sha256=digest.hexdigest())
+    return Model(proto, path=path, sha256=digest.hexdigest(), is_reordered=is_reordered)
 
 
 def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:

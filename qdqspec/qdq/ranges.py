@@ -41,10 +41,15 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """The lowest and highest real value to represent. Zero is always included, so that it stays exact."""
+    """The lowest and highest real value to represent. Zero is always included, so that it stays exact.
+
+    ``kept`` are numbers that formats must have in it, in place of those computed from it: by format, scale and zero
+    point. Several formats of one tensor round the ends of its range differently.
+    """
 
     low: float
     high: float
+    kept: tuple[tuple[str, float, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low > self.high:
@@ -59,7 +64,9 @@ class TensorRange:
 
     def union(self, other: TensorRange) -> TensorRange:
         """The smallest range that holds both."""
-        return TensorRange(min(self.low, other.low), max(self.high, other.high))
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        is_one = (self.low, self.high) == (other.low, other.high)
+        return TensorRange(low, high, tuple(own for own in self.kept if is_one and own in other.kept))
 
 
 def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, TensorRange]:

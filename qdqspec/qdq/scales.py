@@ -55,8 +55,13 @@ def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool =
     """Per-tensor scale and zero point that cover ``span``.
 
     Signed formats are symmetric with zero point 0. Unsigned ones are asymmetric, or, if ``symmetric`` is set and the
-    data is signed, symmetric around the middle of the format (128 for uint8).
+    data is signed, symmetric around the middle of the format (128 for uint8). Kept numbers are as they are, unless
+    ``symmetric`` excludes their zero point.
     """
+    middle = fmt.middle if symmetric and (fmt.signed or span.low < 0) else None
+    for name, kept_scale, kept_zero in span.kept:
+        if name == fmt.name and middle in (None, kept_zero):
+            return _make_per_tensor(fmt, kept_scale, kept_zero)
     if fmt.signed:
         return _make_per_tensor(fmt, span.largest / fmt.high, 0)
     if symmetric and span.low < 0:

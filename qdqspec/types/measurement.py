@@ -169,7 +169,8 @@ class TensorParity:
     cosine: float
     max_abs: float
     max_steps: float
-    compared: bool = True  # false if the output is not a float tensor and was compared for equality
+    # false if the output is not a float tensor, or has no finite value, and was compared for equality
+    compared: bool = True
     matches: bool = True
     note: str = ""  # why it could not be compared, or did not match
     agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
@@ -298,8 +299,8 @@ class CulpritEvidence:
     """The error of single Q/DQ pairs at one output, the worst first, over a few samples of ``data``.
 
     ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the error of pairs not listed. All is
-    computed as ONNX defines the operators: it shows quantization, not the runtime. ``missing`` is why pairs are not
-    listed.
+    computed as ONNX defines the operators: it shows quantization, not the runtime. ``model_db`` is the SQNR of the
+    quantized model from which the pairs were read, if it was measured. ``missing`` is why pairs are not listed.
     """
 
     output: str = ""
@@ -309,7 +310,12 @@ class CulpritEvidence:
     together_db: float = math.inf
     samples: int = 0
     data: str = ""
+    model_db: float | None = None
     missing: str = ""
+
+    def holds(self, near_db: float = 1.0) -> bool:
+        """Whether all pairs together have about the error of the model from which they were read, if that is known."""
+        return self.model_db is None or abs(self.model_db - self.together_db) <= near_db
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

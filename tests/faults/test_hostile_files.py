@@ -146,7 +146,10 @@ def first(**fields: object) -> Spoil:
 
 
 HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "a cycle where the checker does not look": (cycle_behind_an_output_without_shape, "topologically sorted"),
+    "a cycle where the checker does not look": (
+        cycle_behind_an_output_without_shape,
+        "need their own results",
+    ),
     "calls that double thirty times": (functions(30, 2), "its local functions expand to 536,8"),
     "calls in a long row": (functions(150, 1), "call each other more than 100 deep"),
     "a call of itself": (recursive, "its local functions call themselves"),
@@ -155,7 +158,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "dimensions beyond all numbers": (first(dims=[2**40, 2**40]), "needs 4835703278458516698824704"),
     "more bytes than values": (first(dims=[4, 1, 3, 3]), "has 432 bytes, and its shape needs 144"),
     "a node twice": (lambda p: p.graph.node.append(p.graph.node[0]), "single static assignment"),
-    "a cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "topologically sorted"),
+    "a cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "need their own results"),
     "nothing": (lambda p: p.graph.ClearField("node"), "no nodes"),
     "no opset": (lambda p: p.ClearField("opset_import"), "opset_import"),
     "a version to come": (lambda p: setattr(p, "ir_version", 999), "ir_version 999"),

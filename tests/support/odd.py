@@ -357,6 +357,7 @@ GRAPHS = (
         "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  h = MatMul(d, w)  y = MatMul(h, v)",
         f"{ROW} <float s = {{0.05}}, uint8 z = {{128}}>",
     ),
+    odd("unsorted", "y = MatMul(h, v)  h = Relu(a)  a = MatMul(x, w)"),
     odd("long-chain", f"h0 = MatMul(x, w)  {_CHAIN}  y = MatMul(h400, v)"),
 )
 

@@ -382,10 +382,10 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
     if len(arguments.what) > 1:
         raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")
     settings = settings_from(arguments)
-    with _meant(arguments, settings) as (case, placed, notes), Session(settings) as session:
+    with _meant(arguments, settings) as (case, placed, quantized, notes), Session(settings) as session:
         most = None if arguments.json else max(arguments.layers, 1)
         setup = session.work(case).prepared
-        found = culprits_of(setup, placed.pairs, factors=placed.equalized, most=most)
+        found = culprits_of(setup, placed.pairs, factors=placed.equalized, quantized=quantized, most=most)
         notes = (*notes, *setup.warnings)
     text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
     return answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
@@ -394,8 +394,8 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _meant(
     arguments: argparse.Namespace, settings: Settings
-) -> Iterator[tuple[Case, SchemeFile, tuple[str, ...]]]:
-    """The float model with its data, as a case, the pairs placed in it, and notes."""
+) -> Iterator[tuple[Case, SchemeFile, Model | None, tuple[str, ...]]]:
+    """The float model with its data, as a case, the pairs placed in it, the model that they come from, and notes."""
     from qdqspec.qdq import import_placement, read_scheme
 
     (what,) = arguments.what
@@ -411,7 +411,8 @@ def _meant(
         notes = (*notes, *imported.notes, *imported.unlike)
         with _float_model(model, original) as file:
             inputs = inputs_given(Inputs(), arguments, values)
-            yield Case(id="default", model=file.absolute(), inputs=inputs), imported, notes
+            own = Case(id="default", model=file.absolute(), inputs=inputs)
+            yield own, imported, model, notes
         return
     case, folder = _find_results(what, settings, _SCHEME)
     fixed, notes = arguments.values, ()
@@ -419,4 +420,4 @@ def _meant(
         case = Case(id="default", model=folder / _REFERENCE)
         fixed, notes = values_left(case.model, fixed)
     case = replace(case, inputs=inputs_given(case.inputs, arguments, fixed))
-    yield case, read_scheme(folder / _SCHEME), notes
+    yield case, read_scheme(folder / _SCHEME), None, notes

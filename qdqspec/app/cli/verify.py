@@ -83,7 +83,7 @@ def verify(arguments: argparse.Namespace) -> int:
     Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
     line has none. Exits 1 where a limit is not kept.
     """
-    from qdqspec.accuracy import slice_notes
+    from qdqspec.accuracy import number_notes, slice_notes
     from qdqspec.app.report.record import parity_to_json
     from qdqspec.app.report.tables import section_text
     from qdqspec.app.session import Session
@@ -137,7 +137,7 @@ def verify(arguments: argparse.Namespace) -> int:
         "inputs": [asdict(one) for one in probe.inputs],
         "parity": parity_to_json(parity),
         "noise": noise_shares(parity),
-        "notes": [*slice_notes(parity.outputs)],
+        "notes": [*number_notes(parity.outputs), *slice_notes(parity.outputs)],
     }
     text = "\n\n".join((headline, *map(section_text, sections)))
     return answer(arguments, data, text, code=WANTING if probe.broken else FINE)

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -256,6 +256,7 @@ def culprits_of(
     output: str | None = None,
     *,
     factors: Sequence[Equalization] = (),
+    quantized: Model | None = None,
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
@@ -263,7 +264,8 @@ def culprits_of(
 
     The pairs are measured on the best data available. ``most`` is the number of pairs, all for ``None``. ``seconds``
     limits the time; the pairs found within the time are returned. Scales and zero points of the pairs belong to the
-    model with ``factors``. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
+    model with ``factors``. The model ``quantized``, from which the pairs were read, is measured too. If the default
+    backend cannot compute the model, or memory is short, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="no pair that a scheme can carry is in it")
@@ -314,8 +316,21 @@ def culprits_of(
         together_db=together.get(measured, MOST_DB),
         samples=evaluator.samples,
         data=data,
+        model_db=None if quantized is None else _measure_model_db(prepared, quantized, feeds, measured),
         missing="" if len(found) == min(most or math.inf, len(groups)) else "the time was over",
     )
+
+
+def _measure_model_db(
+    prepared: Prepared, quantized: Model, feeds: Iterable[Feed], output: str
+) -> float | None:
+    """The SQNR of a quantized model as ONNX defines it, at an output; ``None`` if it does not run on these inputs."""
+    definition = Definition(quantized, prepared.backend, prepared.options)
+    try:
+        with closing(definition.build()) as engine:
+            return Evaluator(feeds, prepared.build_expected).by_output(engine).get(output)
+    except BackendError:
+        return None
 
 
 def _group_pairs(model: Model, sites: frozenset[Site]) -> list[Pairs]:

@@ -281,10 +281,10 @@ def _outputs(build: Callable[[], Engine], samples: Sequence[Feed]) -> list[Mappi
 
 
 def _sqnr_db(expected: Sequence[Array], seen: Sequence[Array | None]) -> float:
-    """Of one output over all samples; an output that is zero in all of them is equal."""
+    """Of one output over all samples; an output that has no signal in any of them is equal if it can be compared."""
     signal = sum(map(signal_power, expected))
     noise = sum(noise_power(one, other) for one, other in zip(expected, seen, strict=True))
-    found = sqnr_db(signal, noise) if signal else EXACT_DB
+    found = EXACT_DB if not signal and noise < np.inf else sqnr_db(signal, noise)
     return float(np.clip(found, -EXACT_DB, EXACT_DB))
 
 

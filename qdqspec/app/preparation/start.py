@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +155,14 @@ class KeptScales:
         """The tensors that have a range or a scale."""
         return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
 
+    def add_range(self, tensor: str, pair: PlacedPair, earlier: Collection[str]) -> None:
+        """Keep the range and numbers of a pair, of further formats the numbers; not of ``earlier`` tensors."""
+        fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
+        low, high = ((end - zero_point) * scale for end in (fmt.low, fmt.high))
+        span = self.ranges.get(tensor, TensorRange(low, high))
+        if tensor not in earlier and fmt.name not in (name for name, _, _ in span.kept):
+            self.ranges[tensor] = replace(span, kept=(*span.kept, (fmt.name, scale, zero_point)))
+
 
 def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
     """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
@@ -166,7 +174,7 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
     """
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == ".onnx"):
-        before, others, scaled = len(kept.tensors), 0, 0
+        before, others, scaled, earlier = len(kept.tensors), 0, 0, frozenset(kept.ranges)
         quantized = load_model(path)
         if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
             note(f"{path.name}: its scales are those of equalized channels, and are not kept")
@@ -184,9 +192,7 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
                 ):
                     scaled += 1
                 elif not site.weight:
-                    scale, zero_point = pair.scale[0], pair.zero_point[0]
-                    own = TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
-                    kept.ranges.setdefault(site.tensor, own)
+                    kept.add_range(site.tensor, pair, earlier)
                 elif not _fits_weight(model.array(site.tensor), imported.model.array(pair.site.tensor), pair):
                     others += 1
                 else:

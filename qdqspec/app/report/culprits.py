@@ -38,7 +38,7 @@ def culprits_text(found: CulpritEvidence) -> str:
         f"{plain(found.output)}: {found.together_db:.1f} dB SQNR with {count_text(found.total, 'Q/DQ pair')} "
         f"({count_text(found.samples, 'sample')} of {found.data} data)"
     )
-    parts = [head, table.text, _LEGEND, _spread(found), _removal(found)]
+    parts = [head, _contradiction(found), table.text, _LEGEND, _spread(found), _removal(found)]
     if found.missing:
         parts.append(f"note: {plain(found.missing)}, so that fewer pairs than requested are listed")
     return "\n\n".join(part for part in parts if part)
@@ -50,7 +50,7 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
         **to_data(found),
         "missing": found.missing or None,
         "legend": _LEGEND,
-        "words": [words for words in (_spread(found), _removal(found)) if words]
+        "words": [words for words in (_contradiction(found), _spread(found), _removal(found)) if words]
         if found.pairs
         else [culprits_text(found)],
         "pairs": [
@@ -64,6 +64,17 @@ def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
             for culprit in found.pairs
         ],
     }
+
+
+def _contradiction(found: CulpritEvidence) -> str:
+    """A sentence if the figures are not those of the quantized model; empty if they are."""
+    if found.holds():
+        return ""
+    return (
+        f"The figures do not hold for the quantized model, which has {found.model_db:.1f} dB itself: it has nodes or "
+        "weights that the float model lacks, or pairs that cannot be measured alone. `qdqspec diff` lists them; "
+        "without --reference the float model is the quantized one without its pairs."
+    )
 
 
 def _spread(found: CulpritEvidence) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from qdqspec._core.files import TemporaryFolder
-from qdqspec._core.units import count_text, share_text
+from qdqspec._core.units import count_text, list_text, plain, share_text
 from qdqspec.app.preparation.files import CandidateFiles
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import runner
@@ -46,7 +46,9 @@ def covers(prepared: Prepared) -> bool:
 def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
     """The placement with the most narrow multiplications. Raises `BackendError` if the model does not build."""
     started = time.monotonic(), time.process_time()
-    counts = multiplications_by_node(prepared.folded, prepared.shapes, partial(_seen_shapes, prepared))
+    counts, unknown = multiplications_by_node(
+        prepared.folded, prepared.shapes, partial(_seen_shapes, prepared)
+    )
     space, given, activations = prepared.space, given_candidate(prepared), prepared.capabilities.activations
     with ExitStack() as opened:
         covering = _Covering(prepared, journal, opened)
@@ -78,6 +80,10 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
         )
     refused, limit = count_text(len(search.refused), "unit"), ""
     lost = f"; {refused} left in float because of the backend" if search.refused else ""
+    if unknown:
+        names = list_text([plain(name) for name in unknown], 3)
+        counted = f"{count_text(len(unknown), 'node')} with unknown sizes or iterations counted once"
+        lost += f"; {counted}, as of size 1: {names}"
     if least_db is not None:
         limit = f" with an SQNR of at least {least_db:g} dB"
     own = "the given model's own placement: " if winner.given else ""

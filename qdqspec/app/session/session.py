@@ -143,8 +143,10 @@ class Session(Closing):
         work = self.work(self.case(model, asked))
         if tuned is None:
             return work.find_culprits(most=most)
-        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.prepared.given)
-        return culprits_of(work.prepared, imported.pairs, factors=imported.equalized, most=most)
+        quantized = load_model(Path(cast("PathLike", self.file(tuned))))
+        imported = import_placement(quantized, work.prepared.given)
+        factors = imported.equalized
+        return culprits_of(work.prepared, imported.pairs, factors=factors, quantized=quantized, most=most)
 
     def probe(
         self,

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from qdqspec._core.registry import resolve
 from qdqspec._core.store import Store
 from qdqspec._core.units import seconds_text
-from qdqspec.accuracy import accuracy_evidence, slice_notes
+from qdqspec.accuracy import accuracy_evidence, number_notes, slice_notes
 from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
 from qdqspec.app.evidence.probes import replay_failure, search_input
@@ -226,9 +226,9 @@ class CaseWork:
         requests = self._requested(ParityRequest)
         divided = not self.case.checks or bool(requests)
         parity = compare_models(self.prepared, self.tuned_path, divided=divided)
-        if not any(request.limits_slices for request in requests):
-            for note in slice_notes(parity.outputs):
-                self.prepared.note_once(note)
+        is_limited = any(request.limits_slices for request in requests)
+        for note in (*number_notes(parity.outputs), *(() if is_limited else slice_notes(parity.outputs))):
+            self.prepared.note_once(note)
         return parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:

@@ -101,12 +101,19 @@ def program(options: BuildOptions) -> str:
 # "[ONNXRuntimeError] : 1 : FAIL : Load model from m.onnx failed:/onnxruntime_src/a.cc:256 onnxruntime::f(int) Why"
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
-_SOURCE = re.compile(r"/onnxruntime_src/\S+?:\d+ (?:[^()]*\(.*?\) (?=[A-Z]))?")
+# The reason follows the name of the function, or a condition: "... f(int) [with T = char] a == b was false. Why".
+_FUNCTION = r"[^()]*\(.*?\) (?=[A-Z])|[^()]*::[^()]*\(.*?\)(?: const)?(?: \[with .*?\])? "
+_SOURCE = re.compile(rf"/onnxruntime_src/\S+?:\d+ (?:{_FUNCTION})?")
 _LONGEST = 500
 
 _UNKNOWN = (
     "give the library of custom operators that has it with --plugin LIB.so (in pytest --qdq-plugin), or cut that part "
     "off the model"
+)
+_KERNEL = (
+    "the inputs fit the model, and ONNX Runtime's kernel of that node refuses what it reads: give other shapes or "
+    "values if these have no meaning, else export the node as several smaller ones, update onnxruntime, or choose "
+    "another backend"
 )
 # Text contained in a message, and the remedy.
 CURES = {
@@ -117,6 +124,7 @@ CURES = {
     "Could not find an implementation": "ONNX Runtime has no kernel for this operator in this type on a CPU: "
     "export the model in float32, or choose another backend",
     "two nodes with same node name": "give the nodes names of their own, or none",
+    "Non-zero status code returned while running": _KERNEL,
 }
 
 
@@ -218,7 +226,7 @@ class OnnxRuntimeEngine(_engine.TimedEngine["ort.InferenceSession", dict[str, Ar
             with _refusals(_engine.cannot_run(feeds), self.model):
                 values = session.run(self._outputs, dict(feeds))
         except BackendError as error:
-            if error.cure != _engine.CHECK_INPUTS:
+            if error.cure not in (_engine.CHECK_INPUTS, _KERNEL):
                 raise
             extra = {**self._options.extra, "onnxruntime.optimization": AS_DEFINED}
             with suppress(BackendError), _refusals("", self.model):

@@ -16,7 +16,7 @@ from .forecast import (
     forecast_line as forecast_line,  # the estimated time of a search, as a sentence
     forecast_to_json as forecast_to_json,  # the estimated time of tuning as data
     forecast_tuning as forecast_tuning,  # estimate the duration of a search with this number of ``builds``
-    multiplications_by_node as multiplications_by_node,  # of each node, for one input
+    multiplications_by_node as multiplications_by_node,  # of each node, for one input, and nodes not known
 )
 from .inspect import (
     InspectSection as InspectSection,  # a section of the report that can stand alone

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from qdqspec._core.units import list_text, plain, seconds_text
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import is_fused_attention
+from qdqspec.graph.ops import RANDOM, is_fused_attention
 from qdqspec.graph.protos import size_of, without_weights
 
 _START_S = 0.6  # start of a process that imports a runtime
@@ -101,19 +101,42 @@ def multiplications_by_node(
     model: Model,
     shapes: Mapping[str, Sequence[int]],
     seen: Callable[[list[str]], Mapping[str, Sequence[int]]] = lambda _: {},
-) -> dict[str, int]:
-    """The multiplications of each node for one input, at these shapes of the model's inputs.
+) -> tuple[dict[str, int], list[str]]:
+    """The multiplications of each node for one input, at these shapes of the model's inputs, and the nodes not known.
 
-    ``seen`` gives the shapes of tensors that shape inference does not find. Without it unknown sizes count as 1.
+    ``seen`` gives the shapes of tensors in a run: of those that shape inference does not find, and for the result of a
+    node in a body one number, the elements of all iterations. What it does not give is not known: such sizes count as
+    1, and such nodes of bodies once. Nodes that compute constants cost nothing: a runtime folds them.
     """
     known, _ = _fix_shapes(model, shapes)
-    counted = (node for node in model.nodes if node.op_type in _COUNTED and not node.scope)
-    read = dict.fromkeys(name for node in counted for name in (*node.inputs, *node.outputs[:1]) if name)
-    unknown = [
-        name for name in read if None in (known.shape(name) or (None,)) and name not in model.constants
-    ]
-    found = seen(unknown) if unknown else {}
-    return {node.name: _count_multiplications(known, node, found) for node in model.nodes}
+    constant = set(model.fixed_constants)
+    for node in model.nodes:
+        is_plain = not node.is_marker and node.name not in model.bodies and not node.body_reads
+        if is_plain and node.op_type not in RANDOM and constant.issuperset(filter(None, node.inputs)):
+            constant.update(node.outputs)
+
+    def is_unknown(tensor: str) -> bool:
+        return bool(tensor) and tensor not in constant and None in (known.shape(tensor) or (None,))
+
+    counted = [n for n in model.nodes if n.op_type in _COUNTED and n.outputs and n.outputs[0] not in constant]
+    read = {node.name: (*node.inputs, *node.outputs[:1]) for node in counted}
+    wanted = [t for node in counted if not node.scope for t in read[node.name] if is_unknown(t)]
+    wanted += [node.outputs[0] for node in counted if node.scope]
+    found = seen([*dict.fromkeys(wanted)]) if wanted else {}
+    counts, unknown = dict.fromkeys(model.by_name, 0), list[str]()
+    for node in counted:
+        if not node.scope:
+            counts[node.name] = _count_multiplications(known, node, found)
+            if any(is_unknown(tensor) and tensor not in found for tensor in read[node.name]):
+                unknown.append(node.name)
+            continue
+        counts[node.name] = once = _count_multiplications(known, node)
+        result, elements = known.shape(node.outputs[0]), prod(found.get(node.outputs[0], (0,)))
+        if elements and result is not None and (known.shape(node.inputs[0]) or (None,))[-1] is not None:
+            counts[node.name] = once * elements // prod(size or 1 for size in result)
+        else:
+            unknown.append(node.name)
+    return counts, unknown
 
 
 def _fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:

@@ -24,6 +24,7 @@ from qdqspec.types import Finding, FindingSeverity, LintTarget
 # A place that breaks a rule: the node, or ``None`` for the whole model, and the problem.
 Hit: TypeAlias = tuple[Node | None, str]
 Find: TypeAlias = Callable[[View], Iterator[Hit]]
+ALL = "all"  # as the target of a rule: it holds for each one
 _ORDER = ("refused", "slow", "note")
 
 
@@ -114,16 +115,19 @@ def also_for(targets: tuple[LintTarget, ...], name: str, source: str, **changes:
 
 
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
-    """The rules of a target, or of all backends, by id. Imports the rules of the backend that the target belongs to."""
+    """The rules of a target, or of all, by id. Imports the rules of the backend that the target belongs to."""
     for backend in registry.names("backend") if target is None else [hooks.owner_of(target)]:
         if module := hooks.declaration_of(backend).lint_rules:
             importlib.import_module(module)
+    importlib.import_module("qdqspec.qdq.lint.definition")  # the rules of all targets
     known = sorted(_RULES.values(), key=lambda each: each.id)
     if target is None:
         return tuple(known)
-    return tuple(
-        rule for rule in known if any(target == one or target.startswith(f"{one}.") for one in rule.targets)
-    )
+
+    def is_of(one: LintTarget) -> bool:
+        return one in (ALL, target) or target.startswith(f"{one}.")
+
+    return tuple(rule for rule in known if any(map(is_of, rule.targets)))
 
 
 def formats_newer_than_opset(view: View) -> Iterator[Hit]:

@@ -174,6 +174,22 @@ def test_a_run_that_only_the_optimized_model_fails_names_the_optimizer(tmp_path:
     assert str(refused.cure).startswith("ONNX Runtime's optimizer breaks the model")
 
 
+def test_a_kernel_that_refuses_its_shapes_is_named_with_its_reason(tmp_path: Path) -> None:
+    """ONNX broadcasts the mask, ONNX Runtime 1.32 does not."""
+    text = """g (float[1,4,8,16] q, bool[1,1,1,8] mask) => (float[1,4,8,16] y) { y = Attention(q, q, q, mask) }"""
+    path = saved(tmp_path / "attention.onnx", text, opset=23, ir_version=11)
+    feed = {"q": np.ones((1, 4, 8, 16), np.float32), "mask": np.ones((1, 1, 1, 8), np.bool_)}
+    with closing(OnnxRuntime().build(path, BuildOptions())) as engine:
+        try:
+            engine.run(feed)
+        except BackendError as error:
+            refused = error
+        else:
+            pytest.skip("this ONNX Runtime broadcasts the mask")
+    assert refused.what.endswith("inconsistent q_sequence_length (between attn_mask and Q)")
+    assert str(refused.cure).startswith("the inputs fit the model, and ONNX Runtime's kernel")
+
+
 # ---- models in float16, whose build reports fusions --------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from graph_text import saved
 from PIL import Image
@@ -218,6 +219,27 @@ def test_a_model_and_its_tuned_model_are_given_in_the_order_of_verify(verb, mode
     found = verb("explain", original, tuned, *words)
     assert found.code == 0
     assert found.json == verb("explain", tuned, "--reference", original, *words).json
+
+
+def test_figures_of_pairs_in_a_reference_that_lacks_a_scaling_do_not_hold(verb, tmp_path):
+    """SmoothQuant divides activations by factors, and multiplies the weight by them."""
+    random = np.random.default_rng(0)
+    factors = np.exp(random.normal(size=64)).astype(np.float32)
+    weight = random.normal(size=(64, 64)).astype(np.float32)
+    head = "net (float[8,64] x) => (float[8,64] y)"
+    saved(tmp_path / "net.onnx", f"{head} {{ y = MatMul(x, w) }}", w=weight)
+    stored = np.rint(weight * factors[:, None] / np.float32(0.2)).clip(-127, 127).astype(np.int8)
+    text = """<float s = {0.05}, uint8 z = {128}, float t = {0.2}, int8 o = {0}> {
+        h = Mul(x, f)  q = QuantizeLinear(h, s, z)  d = DequantizeLinear(q, s, z)
+        w = DequantizeLinear(stored, t, o)  y = MatMul(d, w) }"""
+    saved(tmp_path / "tuned.onnx", f"{head} {text}", f=1 / factors, stored=stored)
+    words = ("explain", "tuned.onnx", "--culprits", "--json")
+    alone, found = verb(*words).json, verb(*words, "--reference", "net.onnx").json
+    assert found["together_db"] < 0 < 10 < found["model_db"]
+    assert found["words"][0].startswith("The figures do not hold for the quantized model")
+    assert alone["model_db"] == pytest.approx(alone["together_db"], abs=0.5)
+    assert not alone["words"][0].startswith("The figures do not hold")
+    assert "do not hold" in verb("explain", "net.onnx", "tuned.onnx", "--culprits").out
 
 
 def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):

@@ -15,7 +15,7 @@ from qdqspec._core.node_digests import changes_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.given import cautions, digests_of, fixed_arrays, given_model
 from qdqspec.graph.inlining import fix_inputs, inlined
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
@@ -129,6 +129,33 @@ def test_weights_that_are_also_inputs_become_constant(tmp_path, ir, constants, i
     note = ["the weights are graph inputs too, which a runtime does not optimize"]
     assert [text.split(";")[0] for text in model.notes] == (note if inputs == "x" else [])
     assert model.where == str(tmp_path / "net.onnx")
+
+
+UNSORTED = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
+g (float[2,4] x, bool c) => (float[2,4] y) {
+    r = Add(s, t)  p = Neg(n)  s = Exp(p)  n = Relu(x)
+    t = If (c) <then_branch = a () => (float[2,4] o) { o = my.F(q)  q = Relu(n) },
+        else_branch = b () => (float[2,4] m) {
+        m = Abs(i)  i = Neg(x) }>
+    y = Tanh(r)
+}
+<domain: "my", opset_import: ["": 17]> F (v) => (w) { w = Add(u, v)  u = Neg(v) }"""
+
+
+def test_nodes_are_sorted_in_bodies_and_functions_too(tmp_path: Path) -> None:
+    """Quark writes nodes in any order. ONNX Runtime runs them, where bodies have no such nodes."""
+    onnx.save(onnx.parser.parse_model(UNSORTED), tmp_path / "net.onnx")
+    model = load_model(tmp_path / "net.onnx")
+    assert [node.op_type for node in model.proto.graph.node] == ["Relu", "Neg", "Exp", "If", "Add", "Tanh"]
+    own = given_model(tmp_path / "net.onnx", {})
+    assert own.sha256 == model.sha256
+    assert own.notes[0].startswith("some nodes come before")
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    positive = np.maximum(x, 0)
+    for chosen, branch in ((True, np.zeros_like(x)), (False, np.abs(x))):
+        feed = {"x": x, "c": np.array(chosen)}
+        (y,) = outputs_of(own.path, feed)
+        np.testing.assert_allclose(y, np.tanh(np.exp(-positive) + branch), rtol=1e-5)
 
 
 @pytest.mark.parametrize("names", ["??", "HW", "HH", "?W"])

@@ -20,6 +20,7 @@ from qdqspec.accuracy.compare import (
     signal_power,
     typical_of,
 )
+from qdqspec.accuracy.notes import number_notes
 from qdqspec.checks.kinds.parity import comparison_sections
 from qdqspec.errors import DataError
 from qdqspec.types import TensorParity, TopK
@@ -82,10 +83,14 @@ def test_an_sqnr_without_a_finite_value(reference: np.ndarray, tuned: np.ndarray
     assert parity_of((reference, tuned)).sqnr_db == sqnr_db
 
 
-def test_outputs_without_any_number_are_not_equal() -> None:
+def test_outputs_without_any_number_are_equal_where_both_have_the_same_values() -> None:
     nothing = f32(-np.inf, np.nan)
     found = parity_of((nothing, nothing), (nothing, nothing))
-    assert (found.sqnr_db, found.matches, found.note) == (-math.inf, False, "NaN or infinite in every sample")
+    assert (found.sqnr_db, found.compared, found.matches) == (math.inf, False, True)
+    assert "infinite in every sample" in found.note
+    assert len([*number_notes([found])]) == 1
+    other = parity_of((nothing, nothing), (nothing, nothing[::-1]))
+    assert (other.sqnr_db, other.matches) == (-math.inf, False)
     assert parity_of((nothing, nothing), (f32(1, 2), f32(1, 2))).sqnr_db == math.inf
     empty = np.zeros((0, 3), np.float32)
     assert parity_of((empty, empty)).matches
@@ -155,7 +160,8 @@ def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> N
     reference = np.array([[3, np.inf, np.nan], [4, 0, 0]], dtype)
     assert signal_power(reference) == 25
     assert noise_power(reference, reference) == 0
-    assert noise_power(reference, np.array([[1, 7, np.nan], [4, 1, 0]], dtype)) == 5
+    assert noise_power(reference, np.array([[1, np.inf, np.nan], [4, 1, 0]], dtype)) == 5
+    assert noise_power(reference, np.array([[1, 7, np.nan], [4, 1, 0]], dtype)) == math.inf
     assert noise_power(reference, np.array([[np.nan, 7, 7], [4, 1, 0]], dtype)) == math.inf
     assert noise_power(reference, np.array([[-np.inf, 7, 7], [4, 1, 0]], dtype)) == math.inf
     assert noise_power(reference, reference[:1]) == noise_power(reference, None) == math.inf

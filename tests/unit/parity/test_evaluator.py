@@ -66,6 +66,15 @@ def test_samples_that_fill_up_the_last_batch_do_not_count(tmp_path: Path) -> Non
     assert judge(halved) == pytest.approx(10 * math.log10((16 + 9 + 4) / 4))
 
 
+@pytest.mark.parametrize("given", [(1, -np.inf), (-np.inf, np.nan), (0, np.nan)])
+def test_other_values_where_the_reference_is_not_finite_are_below_each_limit(
+    given: tuple[float, ...],
+) -> None:
+    judge = Evaluator([{}], lambda: Computed(lambda _: {"y": np.array(given)}))
+    assert judge(Computed(lambda _: {"y": np.array(given)})) == MOST_DB
+    assert judge(Computed(lambda _: {"y": np.nan_to_num(given)})) == -MOST_DB
+
+
 def drawn(db: float) -> Computed:
     """An engine whose error varies between samples, with a given mean SQNR."""
 

@@ -271,4 +271,25 @@ def test_a_product_behind_an_operator_of_unknown_results_counts_its_weight(
         f"g (float[{rows},64] x) => (float[{rows},64] y) {{ t = some.Normalize(x) [product] y = {operator} }}"
     )
     model = parsed(text, 17, w=np.ones((64, 64), np.float32))
-    assert multiplications_by_node(model, {"x": (4, 64)})["product"] == count
+    counts, unknown = multiplications_by_node(model, {"x": (4, 64)})
+    assert (counts["product"], unknown) == (count, ["product"])
+
+
+def test_a_node_of_constants_costs_nothing_and_iterations_are_counted_by_a_run() -> None:
+    text = """g (float[4,64] x, int64 n, bool c) => (float[4,64] y, float[64,64] k) {
+        k = MatMul(w, w)
+        a = MatMul(x, w)
+        y = Loop(n, c, a) <body = b (int64 i, bool r, float[4,64] s) => (bool o, float[4,64] t) {
+            o = Identity(r)  m = MatMul(s, w)  t = Relu(m) }> }"""
+    model = parsed(text, 17, w=np.ones((64, 64), np.float32))
+    (inner,) = (node for node in model.nodes if node.scope and node.op_type == "MatMul")
+    asked = []
+    seen, unknown = multiplications_by_node(
+        model, {}, lambda names: asked.extend(names) or dict.fromkeys(names, (3 * 4 * 64,))
+    )
+    assert (asked, unknown) == ([inner.outputs[0]], [])
+    once = 4 * 64 * 64
+    assert {name: count for name, count in seen.items() if count} == {"MatMul#1": once, inner.name: 3 * once}
+    for not_run in ({}, {inner.outputs[0]: (0,)}):
+        seen, unknown = multiplications_by_node(model, {}, lambda _, given=not_run: given)
+        assert (seen[inner.name], unknown) == (once, [inner.name])

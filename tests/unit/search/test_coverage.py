@@ -34,7 +34,7 @@ def quantized(placement: Placement) -> set[str]:
 
 
 def counts(space: SchemeSpace) -> dict[str, int]:
-    by_node = multiplications_by_node(space.model, {"input": (1, 1, 16, 16)})
+    by_node, _ = multiplications_by_node(space.model, {"input": (1, 1, 16, 16)})
     return {unit.id: sum(by_node[node] for node in unit.nodes) for unit in space.units}
 
 

@@ -28,9 +28,12 @@ from qdqspec.graph.fold import fold_batchnorm, fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
+from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.pattern_cache import cache_text, gather
 from qdqspec.qdq.quantizer import Quantizer, weight_key
+from qdqspec.qdq.ranges import TensorRange
+from qdqspec.qdq.scales import activation_params
 from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
@@ -395,3 +398,39 @@ def test_scales_that_would_clip_a_weight_are_not_kept(tmp_path: Path, factor: fl
     save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, tmp_path / "q.onnx")
     larger = parsed(text, 13, w=(model.array("w") * factor).astype(np.float32))
     assert bool(kept_scales(larger, [tmp_path / "q.onnx"], lambda _: None).weights) == is_kept
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scales_of_each_format_of_a_tensor_are_kept(tmp_path: Path, *, swapped: bool) -> None:
+    """As where a tool joins layers of 8 and of 16 bits; the range of one format gives the other its own no more."""
+    low, high = -2.005, 0.493
+    numbers = {
+        name: (np.float32((high - low) / steps), np.dtype(name).type(np.rint(-low / ((high - low) / steps))))
+        for name, steps in (("uint8", 255), ("uint16", 65535))
+    } | {"int8": (np.float32(0.0123), np.int8(0))}
+    ends = "g (float[2,4] x) => (float[2,4] a, float[2,4] b, float[2,4] c)"
+    tail = "a = MatMul({}, w)  b = MatMul({}, w)  c = MatMul({}, w)"
+    model = parsed(f"{ends} {{ t = Tanh(x)  {tail.format('t', 't', 't')} }}", 21, w=(4, 4))
+    chain = """t = Tanh(x)  p = QuantizeLinear(t, s, z)  d = DequantizeLinear(p, s, z)
+        q = QuantizeLinear(d, u, y)  e = DequantizeLinear(q, u, y)
+        r = QuantizeLinear(t, v, o)  f = DequantizeLinear(r, v, o) """
+    readers = ("e", "d", "f") if swapped else ("f", "d", "e")
+    given = dict(zip("szuyvo", (each for pair in numbers.values() for each in pair), strict=True))
+    quantized = parsed(f"{ends} {{ {chain} {tail.format(*readers)} }}", 21, w=model.array("w"), **given)
+    save_model(quantized.proto, tmp_path / "q.onnx")
+    quantizer = Quantizer(model, kept_scales(model, [tmp_path / "q.onnx"], lambda _: None).ranges)
+    for name, (scale, zero_point) in numbers.items():
+        params = quantizer.params(Site(tensor="t", consumers=(Consumer("MatMul#1", 0),), format=name))
+        assert (params.scale, params.zero_point) == (scale, zero_point), name
+
+
+def test_numbers_that_are_kept_follow_the_rules_of_a_target() -> None:
+    """Zero points of other values than its own are not kept; ranges of copies that differ share no numbers."""
+    kept = (("uint8", 0.5, 100), ("int8", 0.5, 3))
+    span = TensorRange(-50.0, 77.5, kept)
+    assert activation_params(span, number_format("uint8")).zero_point == 100
+    assert activation_params(span, number_format("uint8"), symmetric=True).zero_point == 128
+    assert activation_params(span, number_format("int8")).zero_point == 3
+    assert activation_params(span, number_format("int8"), symmetric=True).zero_point == 0
+    assert span.union(TensorRange(-50.0, 77.5, kept[:1])).kept == kept[:1]
+    assert span.union(TensorRange(-50.0, 80.0, kept)) == TensorRange(-50.0, 80.0)

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
-from onnx_text import parsed
+from onnx_text import outputs_of, parsed
 from random_models import ranges_for
 
 from qdqspec.graph.fold import fold_weights
@@ -348,3 +348,33 @@ def test_scales_of_a_weight_before_a_batch_normalization_are_not_for_the_folded_
     write_scheme(scheme, SchemeFile(backend="imported", pairs=tuple(pairs)))
     found = diff_models(Model(apply_scheme(folded, scheme).proto), quantized)
     assert [change.kind for pair in found.changed for change in pair.changes] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "c = Clip(q, low, high)",
+        "c = Identity(q)",
+        "t = Transpose(q)  c = Transpose(t)",
+        "c = Reshape(q, shape)",
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_operators_between_the_pair_of_a_weight_are_part_of_its_integers(
+    change: str, tmp_path: Path, *, is_known: bool
+) -> None:
+    """Brevitas stores weights of fewer bits by a Clip."""
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(16, 8)).astype(F32)
+    ends = "g (float[4,16] x) => (float[4,8] y)"
+    scales = {"s": np.full(8, 0.2, F32), "z": np.zeros(8, np.int8), "low": np.int8(-7), "high": np.int8(7)}
+    text = f"q = QuantizeLinear<axis = 1>(w, s, z)  {change}  v = DequantizeLinear<axis = 1>(c, s, z)"
+    model = net(f"{ends} {{ {text}  [m] y = MatMul(x, v) }}", w=weight, shape=np.array([16, 8]), **scales)
+    reference = net(f"{ends} {{ [m] y = MatMul(x, w) }}", w=weight) if is_known else None
+    imported = import_placement(model, reference)
+    assert [pair.site.format for pair in imported.pairs] == ["int8"]
+    assert imported.notes == ()
+    feed = {"x": random.normal(size=(4, 16)).astype(F32)}
+    again = reapplied(model, imported, tmp_path, reference)
+    np.testing.assert_array_equal(outputs_of(again, feed)[0], outputs_of(model, feed)[0])
+    assert [node.op_type for node in again.nodes] == ["DequantizeLinear", "MatMul"]
