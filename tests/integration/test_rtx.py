@@ -107,6 +107,12 @@ def test_lint_and_the_compiler_differ_only_where_that_was_reviewed(name, compile
     assert found == {side: sorted(reviewed.get(side, [])) for side in found}
 
 
+def test_a_model_whose_values_the_compiler_would_clip_is_refused(compiler, tmp_path) -> None:
+    onnx.save(MODELS["TRT006-bad"].proto, tmp_path / "model.onnx")
+    with pytest.raises(BackendError, match="uint8 as int8: values above 127 are clipped"):
+        compiler.build(tmp_path / "model.onnx", options_for(("SM120",)))
+
+
 def test_each_reviewed_difference_is_that_of_a_model() -> None:
     assert set(DIFFERENCES) <= set(MODELS)
     assert all(entry["reason"] for entry in DIFFERENCES.values())

@@ -287,6 +287,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (QKV, "t = Cast<to = 10>(q)  c = Identity(t)  u = Attention(t, c, t)  y = Cast<to = 1>(u)", {}),
         (QKV.replace("float", "float16"), "t = Attention(q, k, k)  y = Cast<to = 1>(t)", {}),
     ),
+    "TRT071": (
+        ("int64[4] x", "r = Gather(k, x)  y = DequantizeLinear(r, s, z)", {"k": np.ones((16, 8), np.int8)}),
+        ("int64[4] x", "r = DequantizeLinear(k, s, z)  y = Gather(r, x)", {"k": np.ones((16, 8), np.int8)}),
+    ),
     "TRT066": ((STEPS, branch("LSTM", "Y_h"), RECURRENT), (STEPS, branch("LSTM", "Y"), RECURRENT)),
 }  # fmt: skip
 
@@ -360,6 +364,7 @@ RTX_CASES: dict[str, tuple[Case, Case]] = {
     "TRT055": ((IMAGE, DECONV + "ConvTranspose(a, v)", {}), (IMAGE, DECONV + "Conv(a, v)", {})),
     "TRT068": CASES["TRT008"],
     "TRT069": (pool("MaxPool", FP8), pool("MaxPool", {})),
+    "TRT072": ((ROWS, "n = NonZero(x)  y = Cast<to = 1>(n)", {}), (ROWS, "y = Neg(x)", {})),
 }
 
 TOKENS = "float[1,8,64] x, float[1,8,64] k, float[1,8,64] n"

@@ -25,9 +25,10 @@ from qdqspec._core.units import count_text
 from qdqspec.accuracy import Runtime, noise_power, signal_power, sqnr_db
 from qdqspec.backends import Backend, BuildOptions, Engine, Isolated, backend_named, engines_at_once
 from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
-from qdqspec.graph import Model, as_defined, random_nodes, require_path, save_model, with_outputs
+from qdqspec.graph import Model, as_defined, load_model, random_nodes, require_path, save_model, with_outputs
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.regions import groups_of
+from qdqspec.graph.trt import is_pair_op
 from qdqspec.search import Watch
 from qdqspec.timing import DeviceLock, log_wait
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
@@ -97,6 +98,7 @@ def lock_of(resources: Resources) -> str:
 
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
+_REFERENCE = "fake"  # computes, slowly, what `ARITHMETIC` lacks: operators of domain trt, for NVFP4 and MXFP8
 SAMPLES = 4  # of the data, on which the given model is compared with its definition
 
 
@@ -109,7 +111,13 @@ def runner(backend: Backend, options: BuildOptions) -> Callable[[Path], Engine]:
     """Builds models to compare outputs: on the backend, or, while the function lives, as ONNX defines them."""
     if backend.capabilities(options).runs:
         return partial(backend.build, options=options)
-    return partial(Isolated(ARITHMETIC).build, options=unfused(options))
+    arithmetic, slow = Isolated(ARITHMETIC), Isolated(_REFERENCE)
+
+    def build(path: Path) -> Engine:
+        is_foreign = any(is_pair_op(node.proto) for node in load_model(path).nodes)
+        return (slow if is_foreign else arithmetic).build(path, unfused(options))
+
+    return build
 
 
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
@@ -186,6 +194,14 @@ def open_observer(prepared: Prepared, opened: ExitStack, proto: onnx.ModelProto)
             where=given.where,
             cure=_CURE,
         ) from None
+    if not backend.capabilities(options).runs:
+        raise BackendError(
+            f"no values can be computed: {ARITHMETIC} cannot run it ({refusal}), and {backend.name} runs nothing on "
+            "this machine",
+            where=given.where,
+            cure="convert the model to float32 or float16, or give the library of its operators with --qdq-plugin "
+            "(--plugin on the command line)",
+        )
     prepared.note_once(
         f"calibrated on {backend.name} itself, since {ARITHMETIC} cannot run the model: {refusal}"
     )

@@ -68,6 +68,11 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
             given=None if given is None else given.placement,
         )
         best = search.best()
+        own_trial = next((trial for trial in covering.trials if trial.placement.given), None)
+        if best is None and own_trial is not None and prepared.case.tune.trials == 1:  # it is judged as it is
+            if not own_trial.ok:
+                raise BackendError(f"the model does not build as it is given quantized: {own_trial.error}")
+            best = own_trial if covering.keeps_limits(own_trial) else None
         selected = best or reference
         winner, layers = selected.placement, () if best is None else best.layers
         coverage = Coverage(
@@ -84,11 +89,13 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
         names = list_text([plain(name) for name in unknown], 3)
         counted = f"{count_text(len(unknown), 'node')} with unknown sizes or iterations counted once"
         lost += f"; {counted}, as of size 1: {names}"
+    if own_trial is not None and not own_trial.ok:
+        lost += f"; the given model's own placement does not build: {plain(own_trial.error or '', 300)}"
     if least_db is not None:
         limit = f" with an SQNR of at least {least_db:g} dB"
     own = "the given model's own placement: " if winner.given else ""
     reason = f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
-    if not coverage.quantized:
+    if not coverage.quantized and not winner.given:
         reason = f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
     result = result_of(
         prepared,

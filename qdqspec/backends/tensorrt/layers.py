@@ -54,6 +54,8 @@ _COPY_NODE = "Reformatting CopyNode for "
 _GENERATED = "kgen"
 _PRODUCTS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
 _STREAMS = frozenset({"signal", "wait"})
+# A generated kernel whose name has a convolution or product before the first conversion: it multiplies what it reads.
+_MULTIPLIES = re.compile(r"__myl_(?:(?!Cast)[A-Z][a-z]*?)*?(?:Corr|Fc)(?=[A-Z_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ class Layer:
             narrow = sum(dtype in _NARROW for dtype in operands)
             # Generated kernels have their operations in their names. A product of narrow data and a float operand is
             # one of floats: a weight without pairs beside quantized data, for example.
-            widens = self.layer_type in _PRODUCTS and narrow < 2 <= len(operands)
-            if "Cast" in self.name if self.generated else widens:
+            widens = (self.layer_type in _PRODUCTS or self.multiplies) and narrow < 2 <= len(operands)
+            if "Cast" in self.name if self.generated and not self.multiplies else widens:
                 every = (*operands, *(tensor.dtype for tensor in self.outputs))
                 return next((dtype for dtype in every if dtype in _FLOATS), "fp32")
         return data or (self.weights if self.weights in _NARROW else "")
@@ -101,6 +103,16 @@ class Layer:
     def generated(self) -> bool:
         """Whether it is a kernel of generated code: pointwise operators, reductions, copies, or attention."""
         return self.layer_type == _GENERATED
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is generated code that begins with a convolution or product of its inputs as they are."""
+        return self.generated and _MULTIPLIES.match(self.name) is not None
+
+    @property
+    def may_multiply(self) -> bool:
+        """Whether it can be the kernel of a heavy operator, rather than one that prepares its inputs."""
+        return not self.generated or self.multiplies
 
     @property
     def precision(self) -> str:
@@ -135,12 +147,13 @@ def parse_layers(
     timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
     named = [names.of_layer(layer.name, layer.metadata) for layer, _ in timed]
     # The kernel of each heavy operator of the model. Generated kernels before and after it list the operator too, since
-    # they quantize its inputs or scale its result. An operator that only generated kernels list is in the first.
+    # they quantize its inputs or scale its result. An operator that only such kernels list is in the first.
     kernels: dict[str, int] = {}
     for index, (layer, _) in enumerate(timed):
         for node in () if layer.converts else named[index]:
             known = kernels.get(node, index)
-            if names.is_heavy(node) and (known == index or timed[known][0].generated > layer.generated):
+            prepares = not timed[known][0].may_multiply
+            if names.is_heavy(node) and (known == index or (prepares and layer.may_multiply)):
                 kernels[node] = index
     found = []
     for index, (layer, milliseconds) in enumerate(timed):

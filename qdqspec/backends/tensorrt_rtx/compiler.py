@@ -122,6 +122,7 @@ def _build_for(config: Any, names: Sequence[str]) -> None:
 # ---- builds ----------------------------------------------------------------------------------------
 
 _CANNOT_BUILD = "TensorRT for RTX could not build the model"
+_READ_AS_INT8 = "Defaulting to INT8"  # of a warning; the values then differ from those that ONNX defines
 _QUOTED = 2  # lines of the log in a refusal
 CURRENT = "CURRENT"  # the GPU of this machine, in the API's names of compute capabilities
 
@@ -160,7 +161,14 @@ def compile_model(model: Path, options: BuildOptions, log: Log, capabilities: Se
     words = OPTIONS.of(options.extra)
     log.verbose = words.verbose
     with refusals(log, _CANNOT_BUILD, model):
+        log.clear()
         builder, network, config = open_network(model, words.plugins, options.profiles, log)
+        if any(_READ_AS_INT8 in warning for warning in log.warnings):
+            raise BackendError(
+                "TensorRT for RTX reads the model's uint8 as int8: values above 127 are clipped",
+                where=model,
+                cure="quantize to int8; `qdqspec lint --target tensorrt-rtx-1` names the pairs (TRT006)",
+            )
         whole = built(capabilities)
         if isinstance(whole, Compiled):
             return whole

@@ -133,6 +133,10 @@ _held("TRT065", '"Attention operation was not supported by a dedicated kernel"')
 _held("TRT066", '"Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp')
 _held("TRT070", "SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds")
 _held(
+    "TRT071",
+    '"Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node"; of uint8 it builds',
+)
+_held(
     "TRT067",
     '"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"',
     severity="refused",
@@ -172,3 +176,26 @@ def float_pools(view: View) -> Iterator[Hit]:
         stored = None if dequantizer is None else view.numbers(dequantizer).elem_type
         if stored in _FLOAT_POOLS[node.op_type]:
             yield node, f"reads {type_name(stored)}"
+
+
+# ---- operators of ONNX that TensorRT has, and TensorRT for RTX has not ---------------------------------
+
+_LACKING = ("NonMaxSuppression", "NonZero", "RoiAlign")
+
+
+@rule(
+    "TRT072",
+    "refused",
+    "The operator has no plugin or kernel in TensorRT for RTX",
+    cure="cut the model before it and run the rest in the application; for a ConvTranspose use float16 or float32",
+    source=f'{MEASURED}: "NonZero plugin creator version 1 was not found in plugin registry", "ROIAlign plugin was not '
+    'found", "NonMaxSuppression has no runners that implement it", "Could not infer output types" of a deconv of bf16',
+    targets=TARGETS,
+)
+def lacking_operators(view: View) -> Iterator[Hit]:
+    """A NonMaxSuppression, NonZero or RoiAlign; a ConvTranspose of bfloat16."""
+    for node in view.of(*_LACKING, "ConvTranspose"):
+        if node.op_type in _LACKING:
+            yield node, f"is a {node.op_type}"
+        elif view.model.elem_type(node.inputs[0]) == TensorProto.BFLOAT16:
+            yield node, "is a ConvTranspose of bfloat16"

@@ -329,6 +329,21 @@ def test_a_kernel_before_that_of_its_operator_only_prepares_it(tmp_path):
     assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
 
 
+def test_a_convolution_in_generated_code_computes_in_the_type_that_it_reads(tmp_path):
+    """It is one kernel with the operators behind it, which convert and quantize its result."""
+    model = load_model(saved(tmp_path / "padded.onnx", PADDED_MODEL))
+    both, fused = ("node_of_a", "dq"), "__myl_CorrMulAddMulMinMaxRounCast_myl0_1"
+    text = PADDED.replace("node_of_a_myl0_1, LayerType: correlation", f"{fused}, LayerType: kgen")
+    first, second, _ = parse_layers(text, model=model)
+    assert (first.nodes, second.nodes, second.integer) == ((), ("Conv#0",), True)
+    for kernel in (
+        row(fused, "kgen", both, "Int8", constants=("Float",)),
+        row("__myl_CastMulCorr_myl0_1", "kgen", both, "Int8", constants=("Int8",)),
+    ):
+        (layer,) = parse_layers(listed(kernel), model=model)
+        assert (layer.nodes, layer.integer) == (("Conv#0",), False)
+
+
 # ---- the hash -----------------------------------------------------------------------------------
 
 

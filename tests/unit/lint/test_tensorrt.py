@@ -123,6 +123,7 @@ def test_scales_that_are_not_positive_and_finite_are_reported(scale: list[float]
 
 
 FP8_OPERATORS = "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)"
+STORED = "q = QuantizeLinear(x, s, z)  y = Cast<to = 1>(q)"
 PRODUCT = QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)"
 BLOCKS = parse("float[2,64] x", "y", COMES + "y = Neg(a)")
 
@@ -131,6 +132,7 @@ BLOCKS = parse("float[2,64] x", "y", COMES + "y = Neg(a)")
     ("model", "name", "broken", "kept"),
     [
         pytest.param(parse(ROWS, "y", QX + "y = Neg(a)", **FP8), "TRT020", [(8, 6)], [(8, 9)], id="fp8"),
+        pytest.param(parse(ROWS, "y", STORED, **FP8), "TRT020", [(8, 6)], [(8, 9)], id="fp8, without a DQ"),
         pytest.param(parse(ROWS, "y", FP8_OPERATORS), "TRT020", [(8, 6)], [(8, 9)], id="fp8 operators"),
         pytest.param(parse(ROWS, "y", FP8_OPERATORS), "TRT021", [None], [(8, 9)], id="fp8, any GPU"),
         pytest.param(parse(ROWS, "y", QX + "y = Neg(a)"), "TRT022", [(7, 5)], [(8, 0), None], id="int8"),

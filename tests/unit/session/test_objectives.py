@@ -17,10 +17,11 @@ from written_cases import check_of, digits_case, normal, written_case
 from qdqspec.app.report.charts import layers_chart, search_chart
 from qdqspec.app.report.write import write_results
 from qdqspec.app.session import Session
+from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
-from qdqspec.errors import ConfigError, StateError
+from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.types import Case, Evidence, LayerTime, TuneRules
+from qdqspec.types import Case, Evidence, LayerTime, QuantizeRules, TuneRules
 
 CHECKS = (
     check_of("speedup", min=1.1),
@@ -137,6 +138,24 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
     assert evidence.parity.sqnr_db >= 20
 
 
+def test_a_format_that_no_runtime_here_has_is_covered_by_the_reference_implementation(
+    clockless: Session, tmp_path: Path
+) -> None:
+    case = written_case(
+        tmp_path,
+        "g (float[4,32] x) => (float[4,16] y) { y = MatMul(x, w) }",
+        {"x": normal(32, 4, 32)},
+        TuneRules(min_sqnr_db=10.0),
+        w=normal(32, 16, deviation=0.2),
+    )
+    found = evidence_of(
+        clockless,
+        replace(case, quantize=QuantizeRules(format="nvfp4"), checks=(check_of("parity", min_sqnr_db=10.0),)),
+    )
+    assert found.search.coverage.quantized == found.search.coverage.multiplications == 4 * 32 * 16
+    assert 10 < found.parity.sqnr_db < 30
+
+
 def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, covered: Case) -> None:
     path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
     given = replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
@@ -146,6 +165,60 @@ def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Se
     assert 0 < found.search.coverage.quantized < found.search.coverage.multiplications
     tuned = load_model(clockless.output(given) / "tuned.onnx")
     assert [node.outputs for node in tuned.nodes] == [node.outputs for node in load_model(path).nodes]
+
+
+def test_a_model_that_neither_runtime_runs_is_refused_with_the_reason(
+    clockless: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = replace(FakeDevice().capabilities(), observes=False)
+    monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
+    text = """g (float[4,32] x) => (float[4,16] y) {
+        b = Cast<to = 16>(x)  v = Cast<to = 16>(w)  c = MatMul(b, v)  y = Cast<to = 1>(c) }"""
+    case = written_case(tmp_path, text, {"x": normal(32, 4, 32)}, w=normal(32, 16))
+    with pytest.raises(
+        BackendError, match=r"onnxruntime cannot run it .*MatMul.* and fake runs nothing"
+    ) as caught:
+        clockless.tune(case)
+    assert "convert the model to float32" in str(caught.value.cure)
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_model_given_quantized_that_does_not_build_is_not_replaced_unsaid(
+    clockless: Session, covered: Case, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
+    given = replace(covered, model=path, tune=TuneRules(trials=trials, min_sqnr_db=None))
+    build = FakeDevice.build
+
+    def refuse(device: FakeDevice, model: Path, options: BuildOptions) -> FakeEngine:
+        if sum(node.op_type == "QuantizeLinear" for node in load_model(model).nodes) > 15:
+            raise BackendError("asymmetric")
+        return build(device, model, options)
+
+    monkeypatch.setattr(FakeDevice, "build", refuse)
+    if trials == 1:
+        with pytest.raises(BackendError, match=r"does not build as it is given quantized: .*asymmetric"):
+            clockless.tune(given)
+    else:
+        reason = clockless.tune(given).reason
+        assert "the given model's own placement does not build: " in reason
+        assert "asymmetric" in reason
+
+
+def test_a_model_given_quantized_is_judged_as_it_is_although_all_its_kernels_are_float(
+    clockless: Session, covered: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = FakeEngine.layers
+
+    def layers(self: FakeEngine, runs: int, profile: int = 0) -> tuple[LayerTime, ...]:
+        return tuple(replace(each, integer=False) for each in own(self, runs, profile))
+
+    monkeypatch.setattr(FakeEngine, "layers", layers)
+    path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
+    found = evidence_of(clockless, replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None)))
+    assert found.search.winner.given
+    assert found.reason.startswith("the given model's own placement: 0.0 % of the multiplications")
+    assert found.parity.sqnr_db < 100
 
 
 @pytest.mark.parametrize("objective", ["latency", "pareto"])

@@ -33,7 +33,7 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
     TensorProto.FLOAT4E2M1: (16,),
 }
 _FOUR_BITS = frozenset({TensorProto.INT4, TensorProto.FLOAT4E2M1})
-_INTEGER_KERNELS = frozenset(
+INTEGER_KERNELS = frozenset(
     {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
 )
 
@@ -206,7 +206,7 @@ def block_sizes(view: View) -> Iterator[Hit]:
 def integer_operators(view: View) -> Iterator[Hit]:
     """QLinearConv and similar operators, and those of ONNX Runtime's domain."""
     for node in view.model.nodes:
-        if node.op_type in _INTEGER_KERNELS or (
+        if node.op_type in INTEGER_KERNELS or (
             node.domain == "com.microsoft" and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits"))
         ):
             yield node, f"is a {node.op_type}"

@@ -18,13 +18,14 @@ import onnx.defs
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt import ops
+from qdqspec.backends.tensorrt.lint.numbers import INTEGER_KERNELS
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, TABLES, rule
 from qdqspec.backends.tensorrt.ops import CARRIERS
 from qdqspec.graph import MARKERS, QDQ_OPS, Node
 from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq import edges_before
-from qdqspec.qdq.lint import Find, Hit, View
+from qdqspec.qdq.lint import Find, Hit, View, type_name
 from qdqspec.types import Consumer
 
 # "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.
@@ -148,6 +149,31 @@ def stored_scalars(view: View) -> Iterator[Hit]:
         stored = view.model.constants.get(node.inputs[0])
         if stored is not None and not stored.dims:
             yield node, f"dequantizes '{node.inputs[0]}', which has no dimensions"
+
+
+_STORED = frozenset({TensorProto.INT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1})
+
+
+@compiled(
+    "TRT071",
+    "refused",
+    "A constant that is stored as an integer or an 8-bit float is read by another operator than a DequantizeLinear",
+    cure="move the DequantizeLinear next to the constant, before the operator",
+    source=f'{_NO_SOURCE}: "Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", before '
+    "Cast, Gather, Identity, Pad, Reshape, Transpose and Where; of uint8 it builds",
+)
+def stored_before_others(view: View) -> Iterator[Hit]:
+    """An operator of ONNX that reads a stored constant, as a Gather of a quantized embedding; not as a zero point."""
+    found = {
+        name: tensor.data_type for name, tensor in view.model.constants.items() if tensor.data_type in _STORED
+    }
+    for node in view.operators:
+        for tensor in node.inputs if node.op_type not in INTEGER_KERNELS else ():
+            if tensor in found:
+                yield node, f"reads {type_name(found[tensor])} constant '{tensor}'"
+    for node, _ in view.dequantizers:  # behind nodes that the view has computed
+        if (tensor := node.inputs[0]) in found and tensor in view.computed:
+            yield node, f"reads '{tensor}', which other nodes make from a constant"
 
 
 @compiled(
@@ -436,8 +462,8 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
 
 
 def pair_formats(view: View) -> dict[str, int]:
-    """The number of DQ of each format, by the name of its kind in this module."""
-    found = ((_NAMES.get(numbers.elem_type or 0), numbers.block) for _, numbers in view.dequantizers)
+    """The number of pairs of each format, by the name of its kind in this module; of a Q without a DQ too."""
+    found = ((_NAMES.get(numbers.elem_type or 0), numbers.block) for _, numbers in view.heads)
     names = ("mxfp8" if block and name == "fp8" else name for name, block in found)
     own = (_OWN_PAIRS.get(node.op_type) for node in view.model.nodes if node.domain == DOMAIN)
     return Counter(name for name in (*names, *own) if name is not None)
