@@ -95,6 +95,11 @@ class PlacementCheck:
         broken = [rule for rule in rules if not rule.holds]
         alone = ", unchanged" if evidence.status == "unchanged" else ""
         headline = f"{counted}{alone}: {count_text(len(rules), 'rule')} held"
+        # an operator that the model lacks is one of a rule for several models; a name that no node has may be misspelt
+        if names := [
+            each for each in params.forbid if not each.isidentifier() and not _match_nodes(each, evidence)
+        ]:
+            headline += f"; no node has the forbidden name {plain(names[0], 30)}"
         if broken:
             more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
             headline = f"{broken[0].headline}{more}"

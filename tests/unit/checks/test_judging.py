@@ -250,7 +250,10 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ("accuracy", scored(0.9, 0.9, "top1:logits"), {"min": 0.5, "output": "logits"}, "pass", ""),
     ("accuracy", scored(0.9, 0.9, "top1:logits"), {"min": 0.5}, "inconclusive", ""),
     ("accuracy", scored(34.0, math.nan, "psnr"), {"metric": "psnr", "min": 0.1}, "fail", "psnr nan < 0.1"),
-    ("placement", FASTER, {"forbid": ["fire2?/*", "Softmax"]}, "pass", ""),
+    (
+        "placement", FASTER, {"forbid": ["fire2?/*", "head/*", "LSTM"]},
+        "pass", "12 activation pairs: 3 rules held; no node has the forbidden name head/*",
+    ),
     ("placement", FASTER, {"max_pairs": 11}, "fail", ""),  # weight pairs do not count
     ("placement", FASTER, {"require": ["Cov"]}, "fail", "required Cov: no such node"),
     (
