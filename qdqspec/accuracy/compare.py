@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.units import count_text
+from qdqspec.accuracy.notes import NO_NUMBER
 from qdqspec.errors import DataError
 from qdqspec.types import ParityEvidence, TensorParity, TopK, WorstSlice
 
@@ -23,7 +24,6 @@ _Name = TypeVar("_Name")
 _STEPS = 255  # of an 8-bit grid
 _NUMBERS = "biuf"  # kinds of arrays that have a distance
 _FEW = 16  # best classes that are found one by one
-NO_NUMBER = "equal: NaN or infinite in every sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
-"""Lines of text about a comparison of outputs, for notes of a case and for tables."""
+"""Lines of text about a comparison of outputs, for notes of a case and for tables. Loads no numpy, as checks do not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from qdqspec._core.units import db_text, plain
-from qdqspec.accuracy.compare import NO_NUMBER
 from qdqspec.types import TensorParity, WorstSlice
 
 NAME_WIDTH = 30
+NO_NUMBER = "equal: NaN or infinite in every sample"  # note of such an output
 
 
 def slice_text(worst: WorstSlice) -> str:
