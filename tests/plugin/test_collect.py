@@ -1,4 +1,4 @@
-"""Collected files, their nodes and ids, and their selection by ``-k``, ``-m`` and ``--lf``."""
+"""Collected files, their nodes and ids, and their selection by ``-k`` and ``-m``."""
 
 from __future__ import annotations
 
@@ -161,11 +161,3 @@ def test_markers_are_registered(project):
     run.stdout.fnmatch_lines(["@pytest.mark.qdq(case): *", "@pytest.mark.tune: *"])
     run.stdout.no_fnmatch_line("@pytest.mark.gpu*")  # general names are left to the user's project
     run.stdout.no_fnmatch_line("@pytest.mark.slow*")
-
-
-def test_lf_runs_the_failed_check_alone(project):
-    project.outcomes(**{"int8-b8::speedup": "fail"})
-    project.run().assert_outcomes(passed=3, failed=1)
-    project.run("--lf").assert_outcomes(failed=1)
-    project.outcomes()
-    project.run("--lf").assert_outcomes(passed=1)

@@ -43,19 +43,6 @@ def test_the_command_of_a_failure_reproduces_it(real):
     assert json.loads((real.path / "again.json").read_text())["cases"][0]["scheme"]["digest"] == scheme
 
 
-def test_a_missing_model_is_an_error_when_the_case_runs(real):
-    (real.path / "specs" / "digits_resnet.onnx").unlink()
-    result = real.runpytest_subprocess("specs", "--qdq-json=run.json")
-    result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(["*digits_resnet.onnx: there is no such model file"])
-    (case,) = json.loads((real.path / "run.json").read_text())["cases"]
-    headlines = [check["headline"] for check in case["checks"]]
-    assert len(headlines) == 3
-    assert all("there is no such model file" in headline for headline in headlines)
-    assert "Traceback" not in result.stdout.str()
-    assert ".py:" not in result.stdout.str()
-
-
 ACCURACY = """\
 qdqspec: 1
 model: digits_resnet.onnx

@@ -11,20 +11,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from json_audit import audit
+from processes import wait_until
 
 PATIENCE = 600.0  # the limit for events that are certain to happen
 LIMITS = (
     "from qdqspec.app.cluster import client, worker; "
     f"worker._START_S = worker._REACH_S = client._CONNECT = {PATIENCE}"
 )
+wait_for = partial(wait_until, seconds=PATIENCE)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -86,11 +88,3 @@ class Processes:
         for process in reversed(ended):
             assert process.wait(60) == 130, "SIGTERM ends a process in order, as Ctrl-C does"
             process.stdout.close()
-
-
-def wait_for(what, seconds: float = PATIENCE) -> None:
-    """Wait until ``what()`` is true."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.05)

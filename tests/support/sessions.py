@@ -25,6 +25,15 @@ def quiet_session(root: Path, words: Mapping[str, str] | None = None, **settings
     return session
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder and of those in it, without locks."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".lock")
+    }
+
+
 def change_builds(session: Session, change: Callable[[Path, BuildOptions], BuildOptions]) -> None:
     """Call ``change`` before each build of the session; it returns the options of the build, or raises."""
     backend = session.runtime().backend

@@ -41,17 +41,14 @@ HERE: dict[str, Any] = {"backend": "fake"}
 def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -> None:
     result = tune("net.onnx", trials=6, **HERE)
     assert result.record.cases[0].evidence is result.evidence
-    assert result.search.total == len([t for t in result.trials if t.phase != "confirm"]) <= 6
     assert result.speedup == result.latency.speedup
     assert not result.unchanged
     claim = f"{result.speedup.median:.2f}x, {at_least_text(result.latency.at_least)}"
     assert repr(result) == (
         f"Result({claim}, SQNR {result.parity.sqnr_db:.1f} dB, model={str(result.model)!r})"
     )
-    assert result.speedup.low > 1
     assert result.scheme.pairs > 0
     assert result.model.is_file()
-    assert result.parity.sqnr_db > 10
     saved = result.save(tmp_path / "saved")
     assert (saved / "tuned.onnx").read_bytes() == result.model.read_bytes()
     assert onnx.load(saved / "reference.onnx") == onnx.load(model)

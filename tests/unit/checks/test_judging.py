@@ -141,6 +141,7 @@ def built(integer: str, places: dict[str, str], **fields: str) -> Evidence:
 
 MIXED = built("ad", {"a": "npu", "b": "npu", "c": "cpu", "d": "npu-2"})
 REFUSED = built("", {}, refused="MEM_ALLOC 1002", cure="choose a chip")
+BUILT = BuildEvidence(backend="tensorrt-rtx", target="SM86", kernels=49, narrow=24, heavy=26)
 SIZES = replace(FASTER, size_bytes={"reference": 2**21, "tuned": 2**20 + 1})
 LINT = replace(FASTER, lint=sample_lint("tensorrt-11"))
 
@@ -275,6 +276,11 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
     ("partition", MIXED, {"min_integer": {"Conv": "all"}}, "fail", "1 of 2 Conv in integers, fewer than 2"),
     ("partition", REFUSED, {"max_cpu_nodes": 0}, "fail", "refused: MEM_ALLOC 1002"),
     ("partition", built("a", {"a": ""}), {"max_cpu_nodes": 0}, "inconclusive", ""),  # places are not told
+    (
+        "builds", replace(FASTER, builds={"tensorrt-rtx:SM86": BUILT}),
+        {"backend": "tensorrt-rtx", "for": ["SM86"], "min_8bit": 0.95},
+        "fail", "only 24 of 26 heavy kernels compute in 8 bits for SM86; asked 95.0 %",
+    ),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"]}, "pass", ""),
     ("lint", LINT, {"target": "tensorrt-11", "ignore": ["TRT001"], "strict": True}, "fail", ""),
 ]  # fmt: skip

@@ -51,11 +51,6 @@ def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(kind, valu
         params_of(kind, **values)
 
 
-def test_percentages_and_sizes_are_parsed() -> None:
-    assert params_of("accuracy", max_drop="1%").max_drop == pytest.approx(0.01)
-    assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
-
-
 def test_checks_with_equal_limits_share_a_search() -> None:
     def key(search: object, **words: object) -> str:
         return params_of("parity", max_abs=1, search=search, **words).evidence_key  # type: ignore[attr-defined]

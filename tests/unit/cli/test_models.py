@@ -193,12 +193,3 @@ def test_the_runtime_of_the_target_loads_the_model(verb, tmp_path):
     assert "refused RUN001" in found.json["text"]
     assert load["note"] == f"{load['runtime']} refused it"
     assert f"; {load['note']}\n" in found.json["text"]
-
-
-def test_onnx_checker_judges_a_model_for_a_target_without_its_runtime(verb, tmp_path):
-    result = verb("lint", mixed_float_types(tmp_path / "mixed.onnx"), "--target", "tensorrt-10.9", "--json")
-    assert result.code == 1
-    assert "refused ONX001" in result.json["text"]
-    load = result.json["loads"]["tensorrt-10.9"]
-    assert not load["loaded"]
-    assert load["note"].startswith("static rules only, not loaded: tensorrt")

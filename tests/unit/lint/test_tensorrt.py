@@ -109,19 +109,6 @@ def test_formats_newer_than_the_opset_of_the_model_are_reported(dtype: type, sin
     assert "TRT017" not in ids(enough)
 
 
-@pytest.mark.parametrize(
-    ("scale", "said"),
-    [
-        ([0.1, np.inf], "has 1 of 2 such scales"),
-        ([-1, 0], "has 2 of 2 such scales"), ([], "has an empty scale"),
-    ],
-)  # fmt: skip
-def test_scales_that_are_not_positive_and_finite_are_reported(scale: list[float], said: str) -> None:
-    model = parse("float[4,2] x", "y", QX + "y = Transpose(a)", s=np.array(scale, F32))
-    (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == "TRT002"]
-    assert found.message == said
-
-
 FP8_OPERATORS = "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)"
 STORED = "q = QuantizeLinear(x, s, z)  y = Cast<to = 1>(q)"
 PRODUCT = QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)"
@@ -161,18 +148,31 @@ def test_int8_data_of_two_dimensions_may_be_multiplied_by_four_bits(inputs, name
     assert name in ids(parse(inputs, "y", text, **four(128, 64), **FP8))
 
 
+LAST = "quantizes 'x': mxfp8 comes in whole blocks of 32, and its last dimension is"
+
+
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "scale", "said"),
     [
-        ("2,3,4,64", "mxfp8 activations are quantized in 2 or 3 dimensions, and it has 4"),
-        ("2,48", "mxfp8 comes in whole blocks of 32, and its last dimension is 48"),
-        ("2,K", "mxfp8 comes in whole blocks of 32, and its last dimension is not known"),
+        ("4,2", [0.1, np.inf], "has 1 of 2 such scales"),
+        ("4,2", [-1, 0], "has 2 of 2 such scales"),
+        ("4,2", [], "has an empty scale"),
+        (
+            "2,3,4,64",
+            None,
+            "quantizes 'x': mxfp8 activations are quantized in 2 or 3 dimensions, and it has 4",
+        ),
+        ("2,48", None, f"{LAST} 48"),
+        ("2,K", None, f"{LAST} not known"),
     ],
 )
-def test_activations_that_cannot_be_in_blocks_are_reported_with_the_reason(shape: str, said: str) -> None:
-    model = parse(f"float[{shape}] x", "y", COMES + "y = Neg(a)")
-    (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == "TRT060"]
-    assert found.message == f"quantizes 'x': {said}"
+def test_scales_and_blocks_that_cannot_be_are_reported_with_the_reason(
+    shape: str, scale: list[float] | None, said: str
+) -> None:
+    rule, scales = ("TRT060", {}) if scale is None else ("TRT002", {"s": np.array(scale, F32)})
+    model = parse(f"float[{shape}] x", "y", (COMES if scale is None else QX) + "y = Neg(a)", **scales)
+    (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == rule]
+    assert found.message == said
 
 
 @pytest.mark.parametrize(

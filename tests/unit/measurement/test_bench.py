@@ -146,17 +146,6 @@ def test_a_role_with_a_failed_build_is_omitted(make_lab: MakeLab, role: str, sta
     assert not lab.open
 
 
-@pytest.mark.parametrize("stage", ["build", "time"])
-def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, stage: str) -> None:
-    lab = make_lab(fast=Candidate(scale=0.5))
-    lab.candidates["reference"].fails = lambda where, count: where == stage and count >= 2
-    with pytest.raises(BackendError, match=f"again: reference fails in {stage}"):
-        bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
-    with pytest.raises(BackendError, match="not again: reference fails"):
-        bench_of(lab).measure_variation(MADE)
-    assert not lab.open
-
-
 # ---- memory for two engines at a time ---------------------------------------------------------------
 
 
@@ -201,12 +190,23 @@ def test_at_most_two_engines_are_open(make_lab: MakeLab, memory_is_known: bool) 
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
 
 
-@pytest.mark.parametrize("fit", [0, 1])
-def test_memory_for_one_engine_only_is_one_error_with_the_reason(make_lab: MakeLab, fit: int) -> None:
+@pytest.mark.parametrize(
+    ("fit", "stage", "reason"),
+    [
+        (9, "build", "reference fails in build"),
+        (9, "time", "reference fails in time"),
+        (0, "", ".*out of memory"),
+        (1, "", ".*out of memory"),
+    ],
+)
+def test_a_reference_that_fails_or_finds_no_memory_is_one_error_with_the_reason(
+    make_lab: MakeLab, fit: int, stage: str, reason: str
+) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit)
-    with pytest.raises(BackendError, match=r"could not be built and run again: .*out of memory"):
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count >= 2
+    with pytest.raises(BackendError, match=f"could not be built and run again: {reason}"):
         bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
-    with pytest.raises(BackendError, match=r"not again: .*out of memory"):
+    with pytest.raises(BackendError, match=f"not again: {reason}"):
         bench_of(lab).measure_variation(MADE)
     assert not lab.open
 

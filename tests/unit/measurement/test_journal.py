@@ -44,15 +44,6 @@ def test_a_trial_is_in_the_file_with_the_documented_keys_as_soon_as_it_is_append
         assert journal.trials() == (TRIAL,)
 
 
-def test_a_journal_of_another_device_is_refused_with_what_differs(path: Path) -> None:
-    write(path, 1)
-    whole = path.read_bytes()
-    with pytest.raises(StateError, match="device was some-cpu and is other-cpu") as caught:
-        Journal.open(path, {**HEADER, "device": "other-cpu"})
-    assert "another output folder" in str(caught.value)
-    assert path.read_bytes() == whole
-
-
 def test_lines_of_another_run_are_found_without_the_header_file(path: Path) -> None:
     write(path, 1)
     (path.parent / "trials.header.json").unlink()

@@ -101,19 +101,20 @@ def test_the_first_samples_are_the_same_for_each_candidate() -> None:
     assert evaluator().by_output(drawn(20)) == {"y": found_db}
 
 
-@pytest.mark.parametrize(("db", "seconds"), [(17.0, math.inf), (17.0, 0.0), (23.0, 0.0)])
-def test_an_sqnr_far_from_the_limit_is_decided_on_a_part_of_all_data(db: float, seconds: float) -> None:
-    engine = drawn(db)
-    found, is_whole = evaluator(seconds=seconds).near(engine, 20.0)
-    assert (engine.runs, is_whole) == (2 * SAMPLES, False)
-    assert found == pytest.approx(db, abs=0.7)
-
-
-def test_an_sqnr_near_the_limit_is_measured_on_all_data() -> None:
-    engine, data = drawn(20.1), evaluator()
+@pytest.mark.parametrize(
+    ("db", "seconds", "runs"),
+    [
+        (17.0, math.inf, 2 * SAMPLES),
+        (17.0, 0.0, 2 * SAMPLES),
+        (23.0, 0.0, 2 * SAMPLES),
+        (20.1, math.inf, COUNT),
+    ],
+)
+def test_only_an_sqnr_near_the_limit_is_measured_on_all_data(db: float, seconds: float, runs: int) -> None:
+    engine, data = drawn(db), evaluator(seconds=seconds)
     found, is_whole = data.near(engine, 20.0)
-    assert (engine.runs, is_whole) == (COUNT, True)
-    assert found == data(drawn(20.1))
+    assert (engine.runs, is_whole) == (runs, runs == COUNT)
+    assert found == (data(drawn(db)) if is_whole else pytest.approx(db, abs=0.7))
 
 
 def test_the_reference_is_run_once_on_each_sample_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,16 +76,12 @@ def test_a_case_without_times_is_reported_as_not_timed() -> None:
         (changed(faster_case(), device=DeviceKey(key="another")), "device of squeezenet::default"),
         (changed(faster_case(), target="tensorrt-10"), "backend of squeezenet::default"),
         (changed(faster_case(), latency=replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
+        (alone_case(), "no case in common"),
     ],
 )
-def test_runs_of_other_settings_are_refused(after: CaseRecord, words: str) -> None:
+def test_runs_of_other_settings_or_cases_are_refused(after: CaseRecord, words: str) -> None:
     with pytest.raises(StateError, match=words):
         compare_runs(run_of(faster_case()), run_of(after))
-
-
-def test_runs_without_a_common_case_are_refused() -> None:
-    with pytest.raises(StateError, match="no case in common"):
-        compare_runs(run_of(faster_case()), run_of(alone_case()))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])

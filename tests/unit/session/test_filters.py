@@ -152,7 +152,7 @@ FORMS: dict[str, tuple[str, str, np.ndarray]] = {
 COVERAGE = TuneRules(objective="coverage", trials=3)
 
 
-def attention(folder: Path, form: str, mask: np.ndarray | None = None, **limits: object) -> Case:
+def attention(folder: Path, form: str, mask: np.ndarray | None = None) -> Case:
     """A case of a model with one attention head."""
     body, kind, usual = FORMS[form]
     real = "float16" if kind == "float16" else "float"
@@ -167,8 +167,9 @@ def attention(folder: Path, form: str, mask: np.ndarray | None = None, **limits:
     masks = np.broadcast_to(usual if mask is None else mask, (8, 16, 16))
     data = {"x": normal(8, 16, 64).astype(dtype), "mask": masks}
     case = written_case(folder, text, data, COVERAGE, **constants)
-    parity = check_of("parity", min_sqnr_db=20, **limits)
-    return replace(case, checks=(parity, check_of("lint", target="onnxruntime-cpu")))
+    return replace(
+        case, checks=(check_of("parity", min_sqnr_db=20), check_of("lint", target="onnxruntime-cpu"))
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -187,15 +188,6 @@ def test_masked_scores_stay_float_and_the_rest_does_not(form: str, session: Sess
     assert not [tensor for tensor, span in ranges.items() if span.largest > 1000 and "mask" not in tensor]
     (note,) = [line for line in evidence.warnings if "'m'" in line]
     assert "so left in floating point" in note
-
-
-def test_inputs_that_are_searched_keep_the_mask(session: Session, tmp_path: Path) -> None:
-    case = attention(tmp_path, "infinite input", search={"examples": 30, "seconds": 60})
-    session.judge(case, case.checks[0])
-    (found,) = session.work(case).record.evidence.parity_search.values()
-    assert found.tried > 3
-    if found.found is not None:
-        assert all(np.isfinite([one.low, one.high]).all() for one in found.found.inputs)
 
 
 def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Path) -> None:

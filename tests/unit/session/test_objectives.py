@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 import pytest
-from sessions import Open
+from sessions import Open, contents
 from written_cases import check_of, digits_case, normal, written_case
 
 from qdqspec.app.report.charts import layers_chart, search_chart
@@ -141,30 +141,28 @@ def test_a_unit_whose_kernel_is_float_is_not_counted(
 def test_a_format_that_no_runtime_here_has_is_covered_by_the_reference_implementation(
     clockless: Session, tmp_path: Path
 ) -> None:
-    case = written_case(
-        tmp_path,
-        "g (float[4,32] x) => (float[4,16] y) { y = MatMul(x, w) }",
-        {"x": normal(32, 4, 32)},
-        TuneRules(min_sqnr_db=10.0),
-        w=normal(32, 16, deviation=0.2),
-    )
-    found = evidence_of(
-        clockless,
-        replace(case, quantize=QuantizeRules(format="nvfp4"), checks=(check_of("parity", min_sqnr_db=10.0),)),
-    )
+    text, rules = "g (float[4,32] x) => (float[4,16] y) { y = MatMul(x, w) }", TuneRules(min_sqnr_db=10.0)
+    case = written_case(tmp_path, text, {"x": normal(32, 4, 32)}, rules, w=normal(32, 16, deviation=0.2))
+    checks = (check_of("parity", min_sqnr_db=10.0),)
+    found = evidence_of(clockless, replace(case, quantize=QuantizeRules(format="nvfp4"), checks=checks))
     assert found.search.coverage.quantized == found.search.coverage.multiplications == 4 * 32 * 16
     assert 10 < found.parity.sqnr_db < 30
 
 
-def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, covered: Case) -> None:
+@pytest.fixture
+def given(covered: Case) -> Case:
+    """A quantized model, and one build for it."""
     path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
-    given = replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
+    return replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
+
+
+def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, given: Case) -> None:
     found = evidence_of(clockless, given)
     assert found.search.winner.given
     assert "the given model's own placement" in found.reason
     assert 0 < found.search.coverage.quantized < found.search.coverage.multiplications
     tuned = load_model(clockless.output(given) / "tuned.onnx")
-    assert [node.outputs for node in tuned.nodes] == [node.outputs for node in load_model(path).nodes]
+    assert [node.outputs for node in tuned.nodes] == [node.outputs for node in load_model(given.model).nodes]
 
 
 def test_a_model_that_neither_runtime_runs_is_refused_with_the_reason(
@@ -184,10 +182,9 @@ def test_a_model_that_neither_runtime_runs_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_model_given_quantized_that_does_not_build_is_not_replaced_unsaid(
-    clockless: Session, covered: Case, trials: int, monkeypatch: pytest.MonkeyPatch
+    clockless: Session, given: Case, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
-    given = replace(covered, model=path, tune=TuneRules(trials=trials, min_sqnr_db=None))
+    given = replace(given, tune=replace(given.tune, trials=trials))
     build = FakeDevice.build
 
     def refuse(device: FakeDevice, model: Path, options: BuildOptions) -> FakeEngine:
@@ -206,7 +203,7 @@ def test_a_model_given_quantized_that_does_not_build_is_not_replaced_unsaid(
 
 
 def test_a_model_given_quantized_is_judged_as_it_is_although_all_its_kernels_are_float(
-    clockless: Session, covered: Case, monkeypatch: pytest.MonkeyPatch
+    clockless: Session, given: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = FakeEngine.layers
 
@@ -214,8 +211,7 @@ def test_a_model_given_quantized_is_judged_as_it_is_although_all_its_kernels_are
         return tuple(replace(each, integer=False) for each in own(self, runs, profile))
 
     monkeypatch.setattr(FakeEngine, "layers", layers)
-    path = Path(__file__).parents[2] / "data" / "qdq_nncf_digits_resnet.onnx"
-    found = evidence_of(clockless, replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None)))
+    found = evidence_of(clockless, given)
     assert found.search.winner.given
     assert found.reason.startswith("the given model's own placement: 0.0 % of the multiplications")
     assert found.parity.sqnr_db < 100
@@ -240,22 +236,18 @@ def case(case: Case) -> Case:
     return replace(case, tune=TuneRules(trials=12, objective="pareto"))
 
 
-def contents(output: Path, name: str = "front") -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (output / name).iterdir()}
-
-
 def test_a_front_is_written_as_models_and_a_table(open_session: Open, case: Case, tmp_path: Path) -> None:
     session = open_session()
     result = session.tune(case)
     front = result.search.front
     assert len(front) > 1
     names = {f"{number}.onnx" for number in range(1, len(front) + 1)}
-    written = contents(session.output(case))
+    written = contents(session.output(case) / "front")
     assert set(written) == {*names, "front.csv"}
-    assert contents(result.save(tmp_path / "saved")) == written
+    assert contents(result.save(tmp_path / "saved") / "front") == written
     again = open_session(output=tmp_path / "elsewhere")
     assert again.search(case).provenance.source == "cached"
-    assert contents(again.output(case)) == written
+    assert contents(again.output(case) / "front") == written
 
 
 def test_a_search_removes_the_front_of_an_earlier_one(open_session: Open, case: Case) -> None:
@@ -270,7 +262,10 @@ def test_a_search_removes_the_front_of_an_earlier_one(open_session: Open, case: 
         table.write("9.onnx,b7c1,3,0.9,0.8,1.0,31.0,\n../beside.onnx,b7c1,3,0.9,0.8,1.0,31.0,\n")
     alone = replace(case, tune=replace(case.tune, objective="latency"))
     open_session().search(alone)
-    assert contents(session.output(case)) == {"notes.txt": b"of the user", "10.onnx": b"another model"}
+    assert contents(session.output(case) / "front") == {
+        "notes.txt": b"of the user",
+        "10.onnx": b"another model",
+    }
     assert (session.output(case) / "beside.onnx").exists()
 
 
@@ -280,7 +275,7 @@ def test_removing_a_front_keeps_the_input_model(open_session: Open, case: Case) 
     model = session.output(case) / "front" / "2.onnx"
     again = replace(case, model=model, tune=TuneRules(trials=2))
     open_session(output=session.output(case), layout="").search(again)
-    assert set(contents(session.output(case))) == {"2.onnx"}
+    assert set(contents(session.output(case) / "front")) == {"2.onnx"}
 
 
 def test_models_of_regions_are_written_on_request(open_session: Open, case: Case, tmp_path: Path) -> None:
@@ -296,6 +291,6 @@ def test_models_of_regions_are_written_on_request(open_session: Open, case: Case
     assert [row["pattern"] for row in rows] == list(dict.fromkeys(row["pattern"] for row in rows))
     again = open_session(output=tmp_path / "elsewhere")
     assert again.search(asked).provenance.source == "cached"
-    assert contents(again.output(case), "regions") == contents(session.output(case), "regions")
+    assert contents(again.output(case) / "regions") == contents(session.output(case) / "regions")
     open_session().search(case)
     assert not folder.exists(), "a model of an earlier search"

@@ -20,7 +20,7 @@ import pytest
 from arrays import arrays_of
 from chains import chain_model
 from filelock import FileLock
-from sessions import Open, change_builds, count_builds, interrupted
+from sessions import Open, change_builds, contents, count_builds, interrupted
 from written_cases import check_of
 
 from qdqspec.accuracy.corrections.find import FoundCorrections
@@ -59,10 +59,6 @@ def case(case: Case) -> Case:
 def lines(session: Session, case: Case) -> list[dict]:
     journal = session.output(case) / "trials.jsonl"
     return [json.loads(line) for line in journal.read_text().splitlines()]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 # ---- results and files of a run ------------------------------------------------------------------
@@ -415,23 +411,17 @@ def test_a_failed_search_is_not_repeated_for_other_checks(open_session: Open, ca
     assert len([path for path in built if path.name == "chain.onnx"]) <= 1
 
 
-@pytest.mark.parametrize("change", ["model", "device"])
-def test_the_journal_of_another_model_or_device_is_renamed_with_a_warning(
-    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, change: str
+def test_the_journal_of_another_device_is_renamed_with_a_warning(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session()
     interrupted(session, case, 2)
     foreign = (session.output(case) / "trials.jsonl").read_bytes()
-    if change == "model":
-        onnx.save(chain_model(seed=1), case.model)
-    else:
-        monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
+    monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="other-device"))
     resumed = open_session()
     evidence = resumed.evidence(case, frozenset())
     (warning,) = [text for text in evidence.warnings if "set aside" in text]
-    changed = ", ".join(f"Conv 'conv{number}' (weights)" for number in range(3))
-    expected = {"model": f"3 nodes changed: {changed}", "device": "device was "}
-    assert expected[change] in warning
+    assert "device was " in warning
     assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
     assert "noise" in {line["phase"] for line in lines(resumed, case)}
 

@@ -56,11 +56,6 @@ def test_the_text_of_a_scheme_file(path: Path, golden: Callable[[str, str], None
     golden("placement/scheme.json", path.read_text())
 
 
-def test_a_missing_scheme_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"scheme\.json: (.|\n)*check the path"):
-        read_scheme(tmp_path / "scheme.json")
-
-
 def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     content = json.loads(path.read_text())
     change(content)
