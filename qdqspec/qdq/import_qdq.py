@@ -80,6 +80,9 @@ def import_placement(model: Model, reference: Model | None = None, *, rounded_on
         for pair, steps in placed
         if steps
     ]
+    if before is not None and (unmatched := apart.found.weights.dequantized):
+        why = "a model with this scheme rounds weights of its own"
+        notes.append(f"weights that the reference does not have, {names_text(unmatched)}: {why}")
     notes += apart.notes
     return Imported(
         model=apart.stripped,

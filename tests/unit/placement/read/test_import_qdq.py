@@ -114,8 +114,21 @@ def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     placement, notes = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
     assert placement.sites == frozenset()
     assert any("the model has no node '" in note for note in notes)
-    assert len(notes) == 4
+    assert len(notes) == 5
     assert notes[-1].endswith("more tensors without a place in this model")
+
+
+def test_integers_of_weights_that_the_reference_does_not_have_are_no_part_of_the_scheme_and_named() -> None:
+    weight, ends = (
+        np.linspace(-4, 4, 16, dtype=np.float32).reshape(4, 4),
+        "g (float[2,4] x) => (float[2,4] y)",
+    )
+    original = net(f"{ends} {{ h = MatMul(x, w)  y = Relu(h) }}", w=weight)
+    numbers = {"s": np.float32(1), "z": np.int8(0), "lo": np.int8(-2), "hi": np.int8(2)}
+    pair = "q = QuantizeLinear(w, s, z)  c = Clip(q, lo, hi)  d = DequantizeLinear(c, s, z)"
+    quantized = net(f"{ends} {{ {pair}  h = MatMul(x, d)  y = Relu(h) }}", 19, w=weight, **numbers)
+    (note,) = import_placement(quantized, original).notes  # MatMul#0 there, MatMul#1 here
+    assert note.startswith("weights that the reference does not have, 1: 'd'")
 
 
 def test_a_quantizer_with_several_readers_is_one_site() -> None:
