@@ -83,27 +83,27 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
             conversions=sum(layer.boundary for layer in layers),
             refused=dict(search.refused),
         )
-    refused, limit = count_text(len(search.refused), "unit"), ""
-    lost = f"; {refused} left in float because of the backend" if search.refused else ""
+    lost = list[str]()
+    if search.refused:
+        lost.append(f"{count_text(len(search.refused), 'unit')} left in float because of the backend")
     if unknown:
-        names = list_text([plain(name) for name in unknown], 3)
-        counted = f"{count_text(len(unknown), 'node')} with unknown sizes or iterations counted once"
-        lost += f"; {counted}, as of size 1: {names}"
+        counted = f"{count_text(len(unknown), 'node')} with unknown sizes or iterations"
+        lost.append(f"{counted} counted as of size 1: {list_text([plain(name) for name in unknown], 3)}")
     if own_trial is not None and not own_trial.ok:
-        lost += f"; the given model's own placement does not build: {plain(own_trial.error or '', 300)}"
-    if least_db is not None:
-        limit = f" with an SQNR of at least {least_db:g} dB"
+        lost.append(f"the given model's own placement does not build: {plain(own_trial.error or '', 300)}")
+    limit = "" if least_db is None else f" with an SQNR of at least {least_db:g} dB"
     own = "the given model's own placement: " if winner.given else ""
-    reason = f"{share_text(coverage.share)} of the multiplications are quantized{limit}{lost}"
+    found = f"{own}{share_text(coverage.share)} of the multiplications are quantized{limit}"
     if not coverage.quantized and not winner.given:
-        reason = f"no placement{limit} that the backend builds quantizes a multiplication{lost}"
+        found = f"no placement{limit} that the backend builds quantizes a multiplication"
+    reason = "; ".join((found, *lost))
     result = result_of(
         prepared,
         started,
         winner=winner,
         trials=tuple(covering.trials),
         unchanged=best is None,
-        reason=prepared.nothing or own + reason,
+        reason=prepared.nothing or reason,
         strategy=COVERAGE,
         eps=0.0,
         ended_by=covering.limit_reached,
