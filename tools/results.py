@@ -95,7 +95,7 @@ def machine() -> str:
     from qdqspec.backends._cpu import detect
 
     cpu = detect()
-    return f"{cpu.product} ({cpu.isa}), {cpu.cores} cores, ONNX Runtime {version('onnxruntime')}"
+    return f"{cpu.slug}, {cpu.cores} cores, ONNX Runtime {version('onnxruntime')}"
 
 
 def tables_of(text: str) -> list[list[dict[str, Any]]]:
