@@ -24,8 +24,6 @@ from onnx import TensorProto, helper
 from qdqspec.app.evidence.regression import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
-    FIRST_BUILDS,
-    FIRST_ROUNDS,
     change_from,
     entry_from,
 )
@@ -33,7 +31,7 @@ from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.backends.open_engines import HasMemory, has_memory
 from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
-from qdqspec.timing.bench import Bench
+from qdqspec.timing.bench import CONFIRM_BUILDS, CONFIRM_ROUNDS, Bench
 from qdqspec.timing.race import Load
 from qdqspec.types import Placement, Site, TimeChange
 
@@ -112,7 +110,7 @@ def baseline_of(bench: Bench) -> Entry:
 
 def gate_once(bench: Bench, known: Entry, allowed: float) -> tuple[TimeChange, int]:
     """The change that decides a regression check, and the number of measurements."""
-    change = change_from(known, bench.compare(ROLES, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS))
+    change = change_from(known, bench.compare(ROLES, builds=CONFIRM_BUILDS, rounds=CONFIRM_ROUNDS))
     if judge_change(change, allowed) == "pass":
         return change, 1
     return change_from(known, bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)), 2

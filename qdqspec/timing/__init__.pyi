@@ -1,5 +1,6 @@
 from .bench import (
-    CONFIRM_BUILDS as CONFIRM_BUILDS,  # fresh builds of each finalist
+    CONFIRM_BUILDS as CONFIRM_BUILDS,  # fresh builds of each model in a final measurement
+    CONFIRM_ROUNDS as CONFIRM_ROUNDS,  # rounds of such a measurement
     FLOOR_EPS as FLOOR_EPS,  # smallest significant difference: one per cent
     Bench as Bench,  # builds models and times engines of them
     DriftMonitor as DriftMonitor,  # looks at the reference and the incumbent of one search from time to time

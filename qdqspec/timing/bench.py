@@ -36,6 +36,7 @@ from qdqspec.types import (
     Trial,
 )
 
+# Of each model in a final measurement: more of either narrow the interval, and take their time.
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent

@@ -37,11 +37,19 @@ from qdqspec.checks import (
     why_incomparable,
 )
 from qdqspec.errors import StateError
-from qdqspec.timing import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.timing import (
+    CONFIRM_BUILDS,
+    CONFIRM_ROUNDS,
+    Builds,
+    BuildTimes,
+    builds_of,
+    change_between,
+    ratio_interval,
+    ratio_times,
+)
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
 
-FIRST_BUILDS, FIRST_ROUNDS = 3, 24
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
 
 
@@ -98,8 +106,8 @@ class Gatekeeper:
                 )
         elif update != "all":
             first = self.first
-            if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
-                first = self.measure(FIRST_BUILDS, FIRST_ROUNDS)
+            if first.builds < CONFIRM_BUILDS and not ratio_times(first).alone:
+                first = self.measure(CONFIRM_BUILDS, CONFIRM_ROUNDS)
             looks, latency, change = 1, first, change_from(known, first)
             if judge_change(change, allowed) != "pass":  # the more precise measurement alone decides
                 looks, latency, change = 2, self._close, change_from(known, self._close)

@@ -24,7 +24,18 @@ from qdqspec.app.preparation.runtimes import SAMPLES, Resources, compared_with_d
 from qdqspec.backends import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph import load_model, require_path
-from qdqspec.timing import Bench, FreshBuilds, Load, Together, attach, drift, joined_samples, settle
+from qdqspec.timing import (
+    CONFIRM_BUILDS,
+    CONFIRM_ROUNDS,
+    Bench,
+    FreshBuilds,
+    Load,
+    Together,
+    attach,
+    drift,
+    joined_samples,
+    settle,
+)
 from qdqspec.types import (
     FLOAT32,
     NO_PAIRS,
@@ -44,8 +55,6 @@ from qdqspec.types import (
 )
 
 Measure: TypeAlias = Callable[[int, int], LatencyEvidence]  # by numbers of builds and rounds
-BUILDS = 3
-ROUNDS = 24  # the same precision as the confirmation of a search
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
@@ -59,8 +68,8 @@ def time_files(
     loads: tuple[Load, ...],
     rules: TuneRules,
     *,
-    builds: int = BUILDS,
-    rounds: int = ROUNDS,
+    builds: int = CONFIRM_BUILDS,
+    rounds: int = CONFIRM_ROUNDS,
 ) -> LatencyEvidence:
     """Time files by role (including ``reference`` and ``tuned``), interleaved, from fresh builds.
 
@@ -81,7 +90,7 @@ def time_files(
 
 
 def time_tuned(
-    prepared: Prepared, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS
+    prepared: Prepared, tuned: Path, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS
 ) -> LatencyEvidence:
     """Time the given model and another with the same inputs, and the given one in other float types as in a search."""
     files = {"reference": require_path(prepared.given), "tuned": tuned}
@@ -179,7 +188,7 @@ class TimedFile:
 
 
 def time_across(files: Mapping[str, TimedFile]) -> tuple[Together, Clock]:
-    """Time files on their runtimes, each from `BUILDS` fresh builds, one turn of each in every round.
+    """Time files on their runtimes, each from `CONFIRM_BUILDS` fresh builds, one turn of each in every round.
 
     Also the clock that compares them: CPU time if all cases are measured by it and all builds have it.
     """
@@ -198,8 +207,8 @@ def time_across(files: Mapping[str, TimedFile]) -> tuple[Together, Clock]:
 
     random = np.random.default_rng(cases[0].settings.seed)
     fresh = FreshBuilds(clock=clock, random=random, exclusive=all_locked)
-    openers = {name: [file.open] * BUILDS for name, file in files.items()}
-    timed = fresh.time(openers, ROUNDS, close_others=lambda: None)
+    openers = {name: [file.open] * CONFIRM_BUILDS for name, file in files.items()}
+    timed = fresh.time(openers, CONFIRM_ROUNDS, close_others=lambda: None)
     return timed, timed.clock(clock)
 
 
@@ -269,7 +278,7 @@ def compare_runtimes(
     return RuntimeComparison(
         name=name,
         clock=clock,
-        builds=BUILDS,
+        builds=CONFIRM_BUILDS,
         models=tuple(measured(label, model) for label, (model, _) in models.items()),
         reference=reference,
         winner=winner,

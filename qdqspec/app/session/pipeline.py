@@ -27,7 +27,7 @@ from typing import Literal, TypeAlias
 from qdqspec._core.store import Store
 from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
 from qdqspec.app.evidence.builds import rejected_candidates
-from qdqspec.app.evidence.timing import BUILDS, ROUNDS, time_tuned
+from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.preparation.files import (
     half_reference,
     note_float_types,
@@ -58,6 +58,7 @@ from qdqspec.checks import why_text
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph import require_path
 from qdqspec.search import candidates_of, is_candidate, raw_winner
+from qdqspec.timing import CONFIRM_BUILDS, CONFIRM_ROUNDS
 from qdqspec.types import (
     FLOAT32,
     GIVEN,
@@ -333,7 +334,7 @@ def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, 
 
 
 def measure_winner(
-    prepared: Prepared, kept: FinishedSearch, builds: int = BUILDS, rounds: int = ROUNDS
+    prepared: Prepared, kept: FinishedSearch, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS
 ) -> LatencyEvidence:
     """Time reference and selected model from fresh builds; raises `BackendError` if the latter does not run."""
     if kept.model is None:

@@ -15,8 +15,6 @@ from qdqspec._core.config import Settings
 from qdqspec.app.evidence.regression import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
-    FIRST_BUILDS,
-    FIRST_ROUNDS,
     Gate,
     Gatekeeper,
     gate_of,
@@ -25,6 +23,7 @@ from qdqspec.app.session import Session
 from qdqspec.checks.baselines import Conditions, rules_of, update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
+from qdqspec.timing.bench import CONFIRM_BUILDS, CONFIRM_ROUNDS
 from qdqspec.types import Case, DeviceKey, Interval, LatencyEvidence, RegressionEvidence, Samples, Verdict
 
 DEVICE = DeviceKey(key="sample-device", details={"onnxruntime": "1.31.1"})
@@ -75,7 +74,7 @@ class Bench:
         self.file = root / "specs" / "__baselines__" / "net" / "sample-device.json"
 
     def gate(
-        self, machine: Machine, first: tuple[int, int] = (FIRST_BUILDS, FIRST_ROUNDS), **settings: object
+        self, machine: Machine, first: tuple[int, int] = (CONFIRM_BUILDS, CONFIRM_ROUNDS), **settings: object
     ) -> Gate:
         latency = machine.measure(*first)
         machine.asked.clear()
@@ -142,7 +141,7 @@ def test_a_ratio_at_another_shape_of_the_data_is_not_compared(tmp_path: Path) ->
         with Session(root=tmp_path, backend="fake", update=None if reasons else "new") as session:
             prepared = session.work(case).prepared
             gate = gate_of(
-                case, prepared, "0123", machine.measure(FIRST_BUILDS, FIRST_ROUNDS), machine.measure
+                case, prepared, "0123", machine.measure(CONFIRM_BUILDS, CONFIRM_ROUNDS), machine.measure
             )
         for new in gate.renewals:
             update_baseline(new.file, new.device, {new.name: new.entry})
