@@ -71,7 +71,6 @@ from .shapes import (
 from .sources import (
     all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends
     npz_bytes as npz_bytes,  # an .npz file of these arrays, with texts ``beside`` them by file name
-    place_of as place_of,  # the path of data
     read_beside as read_beside,  # a text stored beside the arrays; ``None`` if there is none
     read_members as read_members,  # the arrays of an .npz file by name
 )

@@ -29,8 +29,8 @@ class Dataset:
     """Samples of one file, or of several in order of name.
 
     ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
-    feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``ignored`` are
-    arrays for no input.
+    feed is filled up with the first samples. ``labels`` are the samples' labels, in order; of feeds that are whole
+    batches as many as ``rows`` has for each. ``ignored`` are arrays for no input.
     """
 
     path: Path
@@ -38,6 +38,7 @@ class Dataset:
     batch: int
     labels: Array | None
     notes: tuple[str, ...]
+    rows: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
 
@@ -71,6 +72,10 @@ class Dataset:
             )
         return self.labels
 
+    def labels_of(self, feeds: int) -> Array:
+        """The labels of the first feeds. Raises `DataError` if the file has none."""
+        return self.require_labels()[: sum(self.rows[:feeds]) if self.rows else feeds * self.batch]
+
     def doubts(self) -> Iterator[str]:
         """Reasons why ranges from this data may not be those of real inputs."""
         if self.samples == 1:
@@ -96,31 +101,45 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     declared = inputs.profiles[0].shapes
     free = [name for name in model.inputs if name not in declared and name not in inputs.values]
     own = {name: shape for name in free if (shape := model.shape(name))}
-    open_inputs = {name: shape for name, shape in own.items() if not all(shape[1:]) or shape == (None,)}
+    open_inputs = {name: shape for name, shape in own.items() if not all(shape)}
     if source is None or not open_inputs:
         return with_named_dimensions(model, inputs)
     needed = [name for name in model.inputs if name not in inputs.values]
-    files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
-    usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
-    if inputs.calibration and inputs.evaluation:
-        with suppress(DataError):  # reported when the data is opened
-            files += [_shapes_in(members, open_inputs) for members in read_arrays(inputs.evaluation, needed)]
-    fixed = {}
-    for name in open_inputs:
-        sizes = [*zip(*(shapes[name] for shapes in files), strict=True)]
-        fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=usual[name], max=tuple(map(max, sizes)))
-    profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
-    return with_named_dimensions(model, replace(inputs, profiles=tuple(profiles)))
+    is_needed = any(not all(shape[1:]) or shape == (None,) for shape in open_inputs.values())
+    with suppress(*() if is_needed else [DataError]):  # reported when the data is opened
+        files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
+        usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
+        if inputs.calibration and inputs.evaluation:
+            with suppress(DataError):
+                files += [
+                    _shapes_in(members, open_inputs) for members in read_arrays(inputs.evaluation, needed)
+                ]
+        fixed = {}
+        for name in dict.fromkeys(chain.from_iterable(files)):
+            found = [shapes[name] for shapes in files if name in shapes]
+            opt = usual.get(name, (1, *found[0][1:]))  # calibration data is stacked
+            sizes = [*zip(opt, *found, strict=True)]
+            fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=opt, max=tuple(map(max, sizes)))
+        profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
+        inputs = replace(inputs, profiles=tuple(profiles))
+    return with_named_dimensions(model, inputs)
 
 
 def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
-    """The shapes that inputs have by arrays of data. Raises `DataError` for one that the model does not take."""
+    """The shapes that inputs have by arrays of data, where they depend on it.
+
+    Samples that are stacked do not determine the leading dimension. Raises `DataError` for a shape that the model does
+    not take.
+    """
     _check_names(members, inputs)
     found = {}
     for name, own in inputs.items():
         sample = as_samples(members[name], len(own)).shape[1:]
-        found[name] = (1, *sample) if len(sample) == len(own) - 1 else sample
         takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
+        is_whole = len(sample) == len(own)
+        if not is_whole and len(own) > 1 and all(own[1:]):
+            continue
+        found[name] = (takes[0] or sample[0], *sample[1:]) if is_whole else (1, *sample)
         if not allows((None, *takes[1:]), found[name]):
             raise _wrong_shape(name, takes, members[name])
     return found
@@ -141,6 +160,7 @@ def open_data(
     files = read_arrays(source, inputs)
     for members in files:
         _check_names(members, inputs)
+    files = _in_samples(files, inputs)
     columns = tuple(
         _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
     )
@@ -179,11 +199,13 @@ def open_data(
     for name in ignored:
         near = did_you_mean(name, sorted(known))
         notes.append(f"array '{name}' is no input of the model and is not used{near}")
+    labels, per_feed = _labels(path, files, inputs, rows) if labelled else (None, ())
     return Dataset(
         path=path,
         samples=rows,
         batch=batch,
-        labels=_labels(path, files, inputs, rows) if labelled else None,
+        labels=labels,
+        rows=per_feed,
         notes=tuple(notes),
         ignored=ignored,
         _columns=columns,
@@ -322,15 +344,67 @@ def _wrong_shape(
         cure="change `size`, `layout` or `colors` of the images, or the shape of the input"
         if member.is_image
         else f"give N samples as [{one}], which are stacked, or N whole inputs as [{several}]; the same form in "
-        "every file",
+        "every file or batch (of a data loader: batch_size of the model or a multiple, drop_last=True)",
     )
 
 
-def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int) -> Array | None:
-    """The labels, one per sample."""
+def _in_samples(files: list[Arrays], inputs: Mapping[str, InputSpec]) -> list[Arrays]:
+    """Batches that a data loader makes, where the model fixes a smaller one: divided into their samples."""
+
+    def are_taken(axes: int) -> bool:
+        """Whether the case takes all arrays without so many first axes, and no batch of it has rows of two feeds."""
+        return all(
+            bool(batch := _batch_of(members, inputs))
+            and all(spec.takes(members[name].shape[axes:]) for name, spec in inputs.items())
+            and all(spec.own and spec.own[0] and prod(batch) % spec.own[0] == 0 for spec in inputs.values())
+            for members in files
+        )
+
+    if are_taken(1) or not are_taken(2):
+        return files
+    return [
+        {
+            name: _joined(member) if member.shape[:2] == _batch_of(members, inputs) else member
+            for name, member in members.items()
+        }
+        for members in files
+    ]
+
+
+def _batch_of(members: Arrays, inputs: Mapping[str, InputSpec]) -> Shape:
+    """The number of feeds, and of rows in each, of arrays of whole inputs; empty for other arrays."""
+    found = {
+        members[name].shape[:2] if spec.shape and len(members[name].shape) == len(spec.shape) + 1 else ()
+        for name, spec in inputs.items()
+    }
+    return found.pop() if len(found) == 1 else ()
+
+
+def _joined(member: Member) -> Member:
+    """The array with its first two axes as one."""
+    return replace(member, shape=(prod(member.shape[:2]), *member.shape[2:]))
+
+
+def _labels(
+    path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int
+) -> tuple[Array | None, tuple[int, ...]]:
+    """The labels, one per sample, and for feeds that are whole batches with one per row, the rows of each feed.
+
+    Labels of several shapes are an array of arrays.
+    """
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
-        return None
+        return None, ()
+    batches = [_batch_of(members, inputs) for members in files]
+    per_feed = tuple(chain.from_iterable([size] * number for number, size in filter(None, batches)))
+    by_row = [
+        _joined(m) if len(members) == len(files) and m.shape[:2] == batch else m
+        for m, batch in zip(members, batches, strict=False)
+    ]
+    if all(batches) and sum(m.shape[0] for m in by_row) == sum(per_feed):
+        members, rows = by_row, sum(per_feed)
+    else:
+        per_feed = ()
     count, size = sum(m.shape[0] for m in members), sum(prod(m.shape) * m.dtype.itemsize for m in members)
     if count != rows:
         what, where = (
@@ -338,12 +412,17 @@ def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], ro
             path if members[1:] else members[0].file,
         )
         raise DataError(what, where=where, cure="give every sample one")
-    if len({member.shape[1:] for member in members}) > 1:
-        raise DataError(f"{LABELS} differ in shape from file to file", where=path, cure="give them one shape")
     if size > _MOST_LABELS:
         what = f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}"
         raise DataError(what, where=path, cure="use fewer samples")
-    return np.array(list(chain.from_iterable(member.rows() for member in members)))
+    rows_of_all = list(chain.from_iterable(member.rows() for member in members))
+    if len({member.shape[1:] for member in members}) == 1:
+        return np.array(rows_of_all), per_feed
+    labels = np.empty(len(rows_of_all), dtype=object)  # as of tokens of sentences of several lengths
+    rank = max(row.ndim for row in rows_of_all)
+    for number, row in enumerate(rows_of_all):
+        labels[number] = row.reshape((1,) * rank) if row.size == 1 else row
+    return labels, per_feed
 
 
 def random_feeds(

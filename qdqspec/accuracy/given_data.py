@@ -5,6 +5,7 @@ A search reads its data several times and in several processes, and identifies i
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 _DATA = ("calibration", "evaluation")  # arguments
 _WHOLE = "0.npz"  # the file of arrays that hold all samples
-_FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
+_FORMS = (
+    "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample or "
+    "batch"
+)
+_TUPLES = (
+    "name the arrays: ({'INPUT': x, 'labels': y} for x, y in loader), with the names of the model's inputs"
+)
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
 
 
@@ -37,15 +44,20 @@ class GivenFiles:
 
     def __init__(self) -> None:
         self._folder: TemporaryFolder | None = None
+        self._models: dict[str, Path] = {}
 
     def model(self, proto: onnx.ModelProto) -> Path:
-        """A file of a model in memory, named after its graph."""
-        import onnx
+        """A file of a model in memory, one for equal models.
 
+        It is named after its graph and its content, as are folders of results: exporters give all graphs one name.
+        """
+        content = proto.SerializeToString(deterministic=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", proto.graph.name).strip("-.") or "model"
-        path = self._new() / f"{name}.onnx"
-        onnx.save(proto, path)
-        return path
+        name = f"{name}-{hashlib.sha256(content).hexdigest()[:8]}"
+        if name not in self._models:
+            self._models[name] = self._new() / f"{name}.onnx"
+            self._models[name].write_bytes(content)
+        return self._models[name]
 
     def data(self, given: InMemory, name: str) -> Path:
         """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes."""
@@ -72,7 +84,7 @@ class GivenFiles:
         for number, feed in enumerate(feeds):
             if not isinstance(feed, Mapping):
                 what = f"feed {number} is no mapping but {type(feed).__name__}"
-                raise DataError(what, where=name, cure=_FORMS)
+                raise DataError(what, where=name, cure=_TUPLES if isinstance(feed, list | tuple) else _FORMS)
             arrays = {
                 # a label may be an array of one element
                 key: value.reshape(1) if key == LABELS and value.size == 1 else value[None]
@@ -162,7 +174,7 @@ def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, An
             is_number = (
                 array.dtype.names is None and not array.dtype.hasobject and array.dtype.kind not in "USV"
             )
-        except ValueError as error:  # lists of unequal lengths
+        except (ValueError, TypeError, RuntimeError) as error:  # lists of unequal lengths; tensors of a GPU
             is_number, why = False, f" ({error})"
         if not is_number:
             raise DataError(f"'{key}' is no array of numbers{why}", where=name, cure=_FORMS)

@@ -86,7 +86,7 @@ class TopKAccuracy:
             self._by_place = True
             counted = labels.astype(np.int64) >= 0
             scores, labels = scores[counted], labels[counted]
-        flat = scores.reshape(len(scores), -1).astype(np.float64)
+        flat = scores.reshape(len(scores), math.prod(scores.shape[1:])).astype(np.float64)
         _check_classes(labels, flat.shape[1])
         known = ~np.isnan(flat).any(axis=1)
         best = best_classes(flat, self._k, axis=1)
@@ -210,7 +210,7 @@ def evaluate(
     own = own or {}
     if (tally := new_tally(name, own)) is None:
         return _of_own(name, own[name], outputs, labels, output)
-    tally.require(labels)
+    tally.require(_together(labels[:1]) if labels.dtype == object else labels)
     done = 0
     for batch in outputs:  # so that outputs need not be in memory together
         scored = _named(batch, next(iter(batch)) if output is None else output)
@@ -223,11 +223,21 @@ def evaluate(
         chosen = labels[done : done + len(scores)]
         done += len(scores)
         if len(chosen) == len(scores):
-            tally.add(scores, chosen)
+            tally.add(scores, _together(chosen))
     if done != len(labels) or done == 0:
         what = f"the model gave {done} outputs for {len(labels)} labels"
         raise DataError(what, cure="give every sample one label")
     return Score(value=tally.value, samples=done, right=tally.right)
+
+
+def _together(labels: Array) -> Array:
+    """The labels of a feed, which are arrays if those of other feeds have other shapes, as one array."""
+    if labels.dtype != object:
+        return labels
+    if len(shapes := {label.shape for label in labels}) > 1:
+        listed = " and ".join(map(str, map(list, sorted(shapes))))
+        raise DataError(f"labels of one batch have shapes {listed}", cure="give them one shape")
+    return np.stack([*labels])
 
 
 def _named(batch: Mapping[str, Array], name: str) -> str:
@@ -322,7 +332,7 @@ class Scores:
     @property
     def samples(self) -> int:
         """The number of samples of a score; 0 without data."""
-        return 0 if self._data is None else self._data.samples
+        return 0 if self._data is None else sum(self._data.rows) or self._data.samples
 
     def of_engine(
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
@@ -331,8 +341,8 @@ class Scores:
         self.require(metric)
         assert self._data is not None
         try:
-            outputs, samples = self._outputs(engine, output, feeds)
-            labels = self._data.require_labels()[:samples]
+            outputs, scored = self._outputs(engine, output, feeds)
+            labels = self._data.labels_of(scored)
             return evaluate(metric, outputs, labels, output=output, own=self.case.metrics)
         except DataError as error:
             raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
@@ -340,7 +350,7 @@ class Scores:
     def _outputs(
         self, engine: Runs, output: str | None, feeds: int | None
     ) -> tuple[Iterator[Mapping[str, Array]], int]:
-        """Outputs for each feed, and the number of samples; without those that only pad the last batch.
+        """Outputs for each feed, and the number of feeds; without samples that only pad the last batch.
 
         If an output has no batch axis, the padding cannot be removed: then the last batch is not scored.
         """
@@ -349,12 +359,12 @@ class Scores:
         wanted = len(data) if feeds is None else min(feeds, len(data))
         runs = outputs_of(engine, islice(data, wanted))
         if wanted * data.batch <= data.samples:  # no feed is padded
-            return runs, wanted * data.batch
+            return runs, wanted
         first = next(runs)
         used = [first[output]] if output in first else [*first.values()]
         every = chain([first], runs)
         if all(value.ndim and len(value) == data.batch for value in used):
-            return map(data.without_fill, count(), every), data.samples
+            return map(data.without_fill, count(), every), wanted
         if data.samples < data.batch:
             raise DataError(
                 f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "
@@ -366,7 +376,7 @@ class Scores:
             f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
             "scored: the outputs are not divided by samples"
         )
-        return islice(every, data.samples // data.batch), data.samples - rest
+        return islice(every, data.samples // data.batch), data.samples // data.batch
 
     def of_file(self, path: Path | None, metric: str, output: str | None = None) -> Score:
         """Build a model, without ``path`` the reference, and score it; each file once, errors included."""

@@ -83,7 +83,10 @@ def _image(file: Path, name: str, rules: ImageRules) -> Member:
 
 
 def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
-    """The pixels [row, column, channel], scaled to ``resize`` or to cover ``size``, and cut from the centre."""
+    """The pixels [row, column, channel], scaled to ``resize`` or to cover ``size``, and cut from the centre.
+
+    Sizes and places are rounded as by ``Resize`` and ``CenterCrop`` of torchvision, so that the pixels are the same.
+    """
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -106,11 +109,12 @@ def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
     height, width = rules.size
     if rules.resize is None:
         factor = max(width / image.width, height / image.height)
+        scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
     else:
-        factor = rules.resize / min(image.width, image.height)
-    scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
+        shorter = min(image.size)
+        scaled = rules.resize * image.width // shorter, rules.resize * image.height // shorter
     image = image.resize(scaled, Image.Resampling.BILINEAR)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
@@ -146,27 +150,28 @@ def _stored_rows(member: Member) -> Iterator[Array]:
         if not member.is_npy:
             archive = opened.enter_context(zipfile.ZipFile(stream))
             stream = opened.enter_context(archive.open(f"{member.name}.npy"))
-        _, is_fortran, _ = _header(stream, member.file, member.name)
+        stored, is_fortran, _ = _header(stream, member.file, member.name)
         if is_fortran:
-            whole = read(size * count, 0).reshape(member.shape, order="F")
+            whole = read(size * count, 0).reshape(stored, order="F").reshape(member.shape)
             yield from (np.array(row, order="C") for row in whole)
             return
         for row in range(count):
             yield read(size, row).reshape(member.shape[1:])
 
 
-def read_members(file: Path) -> Arrays:
+def read_members(file: Path, wanted: Collection[str] | None = None) -> Arrays:
     """The arrays of an .npz file by name. Only headers are read.
 
-    Raises `DataError` if the file is missing or not an .npz, or an array is no plain numbers by sample, is not as long
-    as its shape needs, or would need more than 2 GiB of memory.
+    Raises `DataError` if the file is missing or not an .npz, or an array that is ``wanted`` (default: any) is no plain
+    numbers by sample, is not as long as its shape needs, or would need more than 2 GiB of memory.
     """
     with _reading(file), zipfile.ZipFile(file) as archive:
         found = {}
         for info in archive.infolist():
             if (name := info.filename.removesuffix(".npy")) != info.filename:
                 with archive.open(info) as stream:
-                    found[name] = _described(stream, file, name, info.file_size)
+                    is_wanted = wanted is None or name in wanted
+                    found[name] = _described(stream, file, name, info.file_size, is_wanted=is_wanted)
         if not found:
             raise DataError("this .npz file holds no array", where=file, cure=_HOW)
         return found
@@ -203,10 +208,12 @@ def read_beside(file: Path, name: str, most: int) -> str | None:
     return content.decode("utf-8", errors="replace")
 
 
-def _described(stream: IO[bytes], file: Path, name: str, size: int) -> Member:
-    """The array at the start of a stream of ``size`` bytes. Its header is checked."""
+def _described(stream: IO[bytes], file: Path, name: str, size: int, *, is_wanted: bool = True) -> Member:
+    """The array at the start of a stream of ``size`` bytes. Its header is checked if it ``is_wanted``."""
     shape, fortran, dtype = _header(stream, file, name)
     member = Member(file=file, name=name, shape=shape, dtype=dtype, read=_stored_rows)
+    if not is_wanted:
+        return member
     where, held = f"array '{name}'", size - stream.tell()
     if dtype.hasobject or dtype.names is not None:
         raise DataError(
@@ -300,11 +307,9 @@ def files_of(source: DataSource) -> list[Path]:
 
 
 def all_files(source: DataSource) -> list[Path]:
-    """The files of the data, those of labels included, on which a cache key depends."""
-    path = place_of(source)
-    own = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else files_of(source)
+    """The files of the data, those of labels included, on which the identity of a case depends."""
     apart = [source.labels] if isinstance(source, Data) and source.labels is not None else []
-    return [*own, *apart]
+    return [*files_of(source), *apart]
 
 
 def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
@@ -370,20 +375,27 @@ def _is_image(file: Path) -> bool:
 
 
 def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, str]) -> list[Arrays]:
-    """The arrays of .npz files, one dictionary each, and of .npy files."""
+    """The arrays of .npz files, one dictionary each, and of .npy files: in a folder one for each input, or samples."""
     single = [file for file in files if file.suffix == ".npy"]
-    found = [read_members(file) for file in files if file.suffix != ".npy"]
-    if not single:
-        return found
     known = {*names, *mapped.values(), LABELS}
-    labels = [file for file in single if file.stem == LABELS]
-    if len(names) == 1 and not all(file.stem in known for file in single):
-        (name,) = names
-        parts: list[Arrays] = [{mapped.get(name, name): read_npy(f, name)} for f in single if f not in labels]
-        for file in labels:
-            parts[0][LABELS] = read_npy(file, LABELS)
-        return [*found, *parts]
-    return [*found, {file.stem: read_npy(file, file.stem) for file in single}]
+    found = [read_members(file, known) for file in files if file.suffix != ".npy"]
+    is_part = len(names) == 1 and not all(file.stem in known for file in single)
+    is_repeated = len({file.stem for file in single}) < len(
+        single
+    )  # a folder has its own files of these names
+    for folder in dict.fromkeys(file.parent if is_repeated else None for file in single):
+        own = {file.stem: file for file in single if folder in (None, file.parent)}
+        if not is_part:
+            found.append({stem: read_npy(file, stem) for stem, file in own.items()})
+            continue
+        (name,), labels = names, own.pop(LABELS, None)
+        parts: list[Arrays] = [{mapped.get(name, name): read_npy(file, name)} for file in own.values()] or [
+            {}
+        ]
+        if labels is not None:
+            parts[0][LABELS] = read_npy(labels, LABELS)
+        found += parts
+    return found
 
 
 def _labels(file: Path) -> Member:

@@ -29,6 +29,7 @@ from .baselines import (
     Renewal as Renewal,  # an entry to write, the ratio it replaces, and the digests of its model's nodes
     RoleTimes as RoleTimes,  # the samples of one role on both clocks, build by build
     baseline_file as baseline_file,  # the path of the baseline file of a case's spec for a device
+    baseline_folder as baseline_folder,  # the folder of the baselines of a case's spec
     changes as changes,  # all differences that may explain why an entry was renewed
     differences as differences,  # differences that may explain a change and permit a comparison
     figures_elsewhere as figures_elsewhere,  # the figures of the same check on other devices

@@ -31,7 +31,17 @@ from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import content_sum, problem_text, read_json, record_of
 from qdqspec.errors import OutputError, StateError
-from qdqspec.types import BaselineFigure, Case, Clock, DeviceKey, Interval, Outcome, TimeChange
+from qdqspec.types import (
+    SPEC_ENDINGS,
+    BaselineFigure,
+    Case,
+    Clock,
+    DeviceKey,
+    Interval,
+    Outcome,
+    TimeChange,
+    name_of_spec,
+)
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
@@ -160,7 +170,15 @@ def baseline_file(case: Case, device: DeviceKey) -> Path | None:
     if case.spec is None:
         return None
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", device.key).strip("-.")[:120] or "device"
-    return case.spec.parent / FOLDER / case.spec_name / f"{stem}.json"
+    return baseline_folder(case.spec) / f"{stem}.json"
+
+
+def baseline_folder(spec: Path) -> Path:
+    """The folder of a spec's baselines; of ``a.qdq.yml`` another one if there is ``a.qdq.yaml`` too."""
+    name = name_of_spec(spec)
+    files = (spec.with_name(f"{name}{ending}") for ending in SPEC_ENDINGS)
+    first = next((file for file in files if file.exists()), spec)
+    return spec.parent / FOLDER / (name if first.name == spec.name else spec.name)
 
 
 def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:

@@ -250,7 +250,7 @@ def _absolute_data(value: object, info: ValidationInfo) -> object:
 
 
 def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
-    """Node-name wildcards of a text file, one per line; ``#`` begins a comment."""
+    """Node-name wildcards of a text file, one per line; ``#`` begins a comment, but is part of the name ``Conv#3``."""
     if not isinstance(value, str | os.PathLike):
         raise PydanticCustomError("path", "a path to a text file is wanted here")
     path, reason = _rules_of(info).path(os.fspath(value)), "it is not UTF-8"
@@ -259,7 +259,8 @@ def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
             raise OSError("it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise OSError(f"it is larger than {MAX_BYTES:,} bytes")
-        lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+        text = path.read_text(encoding="utf-8-sig")
+        lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
         return tuple(line for line in lines if line)
     except UnicodeDecodeError:
         pass

@@ -258,7 +258,7 @@ class Spec(SpecSection):
     def _one_family_of_errors(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Require evaluation data where it is needed; outside a file, convert pydantic's error to `SpecError`."""
+        """Require data and shape profiles that are needed; outside a file, convert pydantic's error to `SpecError`."""
         try:
             spec = handler(value)
             asking: dict[Loc, str] = {
@@ -273,6 +273,19 @@ class Spec(SpecSection):
                 hint = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
                 given = {loc: {"what": what, "hint": hint} for loc, what in asking.items()}
                 raise refused({loc: PydanticCustomError("evaluation", text, given[loc]) for loc in given})
+            profiles = {
+                ("checks", n, "profile"): getattr(entry.params, "profile", None) or 0
+                for n, entry in enumerate(spec.checks)
+            }
+            known = max(len(spec.inputs.shapes), 1)
+            if missing := {loc: number for loc, number in profiles.items() if number >= known}:
+                text, hint = "there is no shape profile {number}", f"inputs.shapes has 0 to {known - 1}"
+                raise refused(
+                    {
+                        loc: PydanticCustomError("profile", text, {"number": number, "hint": hint})
+                        for loc, number in missing.items()
+                    }
+                )
             return spec
         except ValidationError as error:
             if isinstance(info.context, PathRules) and info.context.from_file:

@@ -283,6 +283,15 @@ class SkipRules:
     xfail_strict: bool = True
 
 
+# of the files of specs; where several have one name, it is that of the first
+SPEC_ENDINGS = (".qdq.yaml", ".qdq.yml", ".yaml", ".yml", ".py")
+
+
+def name_of_spec(path: Path) -> str:
+    """The name of a spec file without its ending."""
+    return path.name.removesuffix(next(filter(path.name.endswith, SPEC_ENDINGS), ""))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One model under one choice of the matrix, with all its rules. Paths are absolute.
@@ -313,11 +322,7 @@ class Case:
     @property
     def spec_name(self) -> str:
         """The spec file's name without its suffix ``.qdq.yaml``; the model's stem if there is no spec."""
-        if self.spec is None:
-            return self.model.stem
-        name = self.spec.name
-        suffixes = (".qdq.yaml", ".qdq.yml", ".yaml", ".yml", ".py")
-        return name.removesuffix(next(filter(name.endswith, suffixes), ""))
+        return self.model.stem if self.spec is None else name_of_spec(self.spec)
 
     @property
     def name(self) -> str:

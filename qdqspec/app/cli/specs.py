@@ -15,7 +15,7 @@ from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec._core.files import write_whole
 from qdqspec._core.units import plain
-from qdqspec.app.cases import SPEC_SUFFIXES, YAML, find_specs, is_spec, load_cases
+from qdqspec.app.cases import YAML, find_specs, is_spec, load_cases
 from qdqspec.app.cli.arguments import argument, output, settings_from, verb
 from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, say
 from qdqspec.errors import ConfigError, SpecError, StateError
@@ -177,7 +177,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
     with --qdq-update.
     """
-    from qdqspec.checks import FOLDER, find_baselines, update_baseline
+    from qdqspec.checks import baseline_folder, find_baselines, update_baseline
 
     settings = settings_from(arguments)
     found: list[_Kept] = []
@@ -185,7 +185,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     for path in arguments.paths or [Path()]:
         folder = path
         if is_spec(path) and path.is_file():
-            folder = path.parent / FOLDER / path.name.rpartition(".qdq.")[0]
+            folder = baseline_folder(path)
         elif not path.exists():
             raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
         for file in find_baselines([folder]):
@@ -236,6 +236,7 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
     An entry of a spec in Python counts as used: its cases are known only when it runs.
     """
     from qdqspec.checks import FOLDER, baseline_entries, read_baseline
+    from qdqspec.types import SPEC_ENDINGS
 
     known = read_baseline(file)
     if known is None:
@@ -243,11 +244,12 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
     folder = file.absolute().parent
     home, used = folder.parents[1], frozenset(known.names())
     if folder.parent.name == FOLDER:
-        specs = (home / f"{folder.name}{suffix}" for suffix in (*SPEC_SUFFIXES, *YAML))
-        if spec := next((path for path in specs if path.is_file()), None):
-            used = baseline_entries(load_cases(spec, settings))
-        elif not (home / f"{folder.name}.py").is_file():
+        names = (folder.name, *(f"{folder.name}{ending}" for ending in SPEC_ENDINGS))
+        spec = next((home / name for name in names if (home / name).is_file()), None)
+        if spec is None:
             used = frozenset()
+        elif spec.suffix in YAML:
+            used = baseline_entries(load_cases(spec, settings))
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None

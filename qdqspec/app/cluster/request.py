@@ -26,7 +26,7 @@ from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
 from qdqspec.app.cases import judge_case
-from qdqspec.checks import FOLDER, Check, requested
+from qdqspec.checks import FOLDER, Check, baseline_folder, requested
 from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
 from qdqspec.graph import load_model
 from qdqspec.types import Case, CheckSpec, Data, DataSource
@@ -89,9 +89,8 @@ def pack(case: Case, settings: Settings) -> Package:
             raise ModelError("its external data is not below its own folder", where=case.model)
         package.files[(moved.model.parent / relative).as_posix()] = file
     if case.spec is not None and moved.spec is not None:
-        baselines = Path(FOLDER) / case.spec_name
-        for file in sorted((case.spec.parent / baselines).glob("*.json")):
-            package.files[(moved.spec.parent / baselines / file.name).as_posix()] = file
+        own, sent = baseline_folder(case.spec), moved.spec.parent / FOLDER / case.spec_name
+        package.files |= {(sent / file.name).as_posix(): file for file in sorted(own.glob("*.json"))}
     package.request["case"] = to_data(replace(moved, metrics={}, loaders={}))
     package.request["settings"] = {name: to_data(getattr(settings, name)) for name in _SENT}
     return package

@@ -111,7 +111,7 @@ class ClusterSession(Session):
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
         """The verdict of a check, judged on the worker. Raises its error."""
         outcome = self._outcome(case)
-        self._judged[case_key(case)].add(check.id)
+        self._judged[case_key(case, self.settings.output)].add(check.id)
         if check.id in outcome.errors:
             raise outcome.errors[check.id]
         return next(result for result in outcome.record.results if result.id == check.id)
@@ -152,11 +152,11 @@ class ClusterSession(Session):
         future, *_ = map(self._future, (case, *self._expected))
         self._expected = ()
         outcome = future.result()
-        self._judged.setdefault(case_key(case), set())
+        self._judged.setdefault(case_key(case, self.settings.output), set())
         return outcome
 
     def _future(self, case: Case) -> Future[_Outcome]:
-        key = case_key(case)
+        key = case_key(case, self.settings.output)
         if key not in self._futures:
             self._futures[key] = self._pool.submit(self._run, case)
         return self._futures[key]

@@ -65,10 +65,13 @@ def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
         return
     counts = Counter(item.path for item in selected)
     for spec, cases in {item.path: item.cases for item in selected}.items():
-        folder = spec.parent / "__baselines__" / cases[0].spec_name
-        if counts[spec] == sum(len(case.checks) for case in cases) and folder.is_dir():
-            from qdqspec.checks import baseline_entries, obsolete_entries
+        if (
+            counts[spec] == sum(len(case.checks) for case in cases)
+            and (spec.parent / "__baselines__").is_dir()
+        ):
+            from qdqspec.checks import baseline_entries, baseline_folder, obsolete_entries
 
+            folder = baseline_folder(spec)
             state_of(config).obsolete.update(obsolete_entries(folder, baseline_entries(cases)))
 
 

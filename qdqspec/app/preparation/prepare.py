@@ -101,14 +101,21 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     """Load the model of a case; a quantized one is tuned from its float form, unless it is taken ``as_given``."""
     given = given_model(case.model, case.inputs.values)
     given = given if as_given else with_float_form(given)
-    case = replace(case, inputs=shaped_by_data(given, case.inputs))
+    shaped = shaped_by_data(given, case.inputs)
+    batches = [
+        f"input '{name}' is timed at {list(span.opt)}, a batch of the data; declare inputs.shapes for another one"
+        for name, span in shaped.profiles[0].shapes.items()
+        if name not in case.inputs.profiles[0].shapes and shaped.batch is None
+        if len(span.opt) > 1 and span.opt[0] > 1 and (given.shape(name) or (1,))[0] is None
+    ]
+    case = replace(case, inputs=shaped)
     own = float_form_of(given)
     if own is not None and not case.tune.start_from:
         case = replace(case, tune=replace(case.tune, start_from=(require_path(own.quantized),)))
     output = output_of(case, resources)
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
-    prepared = Prepared(case, given, replace(resources, options=options), output)
+    prepared = Prepared(case, given, replace(resources, options=options), output, notes=batches)
     is_run = resources.settings.mode != "plan" and unconfirmed_outputs(given)
     if not is_run or not prepared.capabilities.enforces_output_shapes:
         return prepared
@@ -117,7 +124,7 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
             true = with_true_outputs(given, engine.run(prepared.sample))
     except QdqspecError:  # raised again when the model is run for its results
         return prepared
-    return prepared if true is given else Prepared(case, true, prepared.resources, output)
+    return prepared if true is given else Prepared(case, true, prepared.resources, output, notes=batches)
 
 
 def output_of(case: Case, resources: Resources) -> Path:
@@ -139,13 +146,21 @@ class Prepared:
     Results are written to ``output``. ``warnings`` collects notes for the user.
     """
 
-    def __init__(self, case: Case, given: Model, resources: Resources, output: Path = Path()) -> None:
+    def __init__(
+        self,
+        case: Case,
+        given: Model,
+        resources: Resources,
+        output: Path = Path(),
+        *,
+        notes: Iterable[str] = (),
+    ) -> None:
         self.case, self.given, self.warnings = case, given, list[str]()
         self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.quantized = float_form_of(given)
         self.base = given
-        self.warnings += [*cautions(given), *given.notes]
+        self.warnings += [*notes, *cautions(given), *given.notes]
         if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []

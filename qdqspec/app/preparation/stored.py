@@ -40,7 +40,7 @@ NODES = "nodes"  # the digests of the model's nodes, in the description of an en
 JOURNAL, _CONCLUDED = "trials.jsonl", "search.json"
 _MODELS = (MODEL, RAW_MODEL, FLOAT32_FILE)
 _FILES = (*_MODELS, *(f"{name}.data" for name in _MODELS), SCHEME, PATTERNS, CORRECTIONS, LAYERS)
-STATE_VERSION = 12  # raised when the meaning of an entry changes, which invalidates older entries
+STATE_VERSION = 13  # raised when the meaning of an entry changes, which invalidates older entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,19 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Unpack, cast
+
+import numpy as np
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings, read_overrides
 from qdqspec._core.files import Closing
 from qdqspec._core.options import check_option
 from qdqspec._core.store import Store
-from qdqspec.accuracy import GivenFiles, is_model, joined_metrics, place_of
+from qdqspec.accuracy import GivenFiles, all_files, is_model, joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.probes import Prober, read_probe
@@ -29,7 +33,7 @@ from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
 from qdqspec.checks import Renewal, raised
-from qdqspec.errors import ConfigError, StateError
+from qdqspec.errors import ConfigError, DataError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
 from qdqspec.spec import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
@@ -39,7 +43,6 @@ from qdqspec.types import (
     CheckResult,
     CheckSpec,
     CulpritEvidence,
-    Data,
     DeviceKey,
     Evidence,
     EvidenceKind,
@@ -54,7 +57,7 @@ from qdqspec.types import (
 )
 from qdqspec.types.requests import InputLimits
 
-_Key = tuple[str, str, str, tuple[tuple[int, int], ...], frozenset[tuple[str, object]], str]
+_Key = tuple[str, str, str, tuple[tuple[str, int, int], ...], frozenset[tuple[str, object]], str]
 
 
 class Session(Closing):
@@ -200,7 +203,7 @@ class Session(Closing):
         """
         given = self.file(model)
         words = self._files.asked({word: value for word, value in asked.items() if word != "metrics"})
-        if not isinstance(given, Case) and SPEC_SUFFIXES[0] not in str(given):
+        if not isinstance(given, Case) and not any(suffix in str(given) for suffix in SPEC_SUFFIXES):
             case = inline_case(given, words)
         elif words:
             raise ConfigError(
@@ -258,7 +261,7 @@ class Session(Closing):
         """Record a case that cannot run here, with the reason."""
         name, device = case.backend or self.settings.backend, DeviceKey(key="")
         skipped = Evidence(case=case, backend=name, target=name, device=device, model_sha256="", skipped=why)
-        self._skipped[case_key(case)] = CaseRecord(evidence=skipped)
+        self._skipped[case_key(case, self.settings.output)] = CaseRecord(evidence=skipped)
 
     def planned(self, case: Case) -> Plan:
         """The size of the search and an upper bound of its cost, or that its result is in the cache. Builds nothing.
@@ -335,7 +338,7 @@ class Session(Closing):
 
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks. Raises `ConfigError` if the device has no valid key."""
-        key = case_key(case)
+        key = case_key(case, self.settings.output)
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
             runtime = self.runtime(case)
@@ -361,29 +364,52 @@ class Session(Closing):
         (self.watch or log_progress)(progress)
 
 
-def case_key(case: Case) -> _Key:
-    """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
+def case_key(case: Case, output: Path) -> _Key:
+    """The identity of a case's work; a fixture may have replaced model or data, a caller the rules or the checks.
 
-    A rewritten model or data file is a different one, and so is a metric of other code. Folders and ``start_from`` are
-    identified by path: a search may itself write there.
+    A rewritten file is a different one, and so is a metric of other code. Files of ``start_from`` below the ``output``
+    folder are identified by path: the search itself may write them.
     """
-    files, written = [case.model], list[tuple[int, int]]()
-    for source in (case.inputs.calibration, case.inputs.evaluation):
-        if source is not None:
-            labels = source.labels if isinstance(source, Data) else None
-            files += [place_of(source), *([] if labels is None else [labels])]
+    files = [case.model, case.inputs.scales, case.regions.graph]
+    files += [file for file in case.tune.start_from if not file.is_relative_to(output)]
+    with suppress(DataError, OSError):  # reported when the data is read
+        for source in (case.inputs.calibration, case.inputs.evaluation):
+            files += [] if source is None else all_files(source)
+    written = list[tuple[str, int, int]]()
     for file in files:
-        with suppress(OSError):  # reported when the file is read
-            if file.is_file():
+        with suppress(OSError):
+            if file is not None and file.is_file():
                 found = file.stat()
-                written.append((found.st_mtime_ns, found.st_size))
+                written.append((str(file), found.st_mtime_ns, found.st_size))
     metrics = frozenset((name, _identity(metric)) for name, metric in case.metrics.items())
-    asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
+    rules = case.patterns, case.regions, case.quantize, case.tune
+    asked = repr((case.backend, case.inputs, *rules, case.checks))
     return str(case.spec), case.name, str(case.model), tuple(written), metrics, asked
 
 
-def _identity(metric: Metric) -> tuple[object, ...]:
-    """Equal for functions of the same code and values, as a fixture makes them for each test."""
-    cells = [cell.cell_contents for cell in getattr(metric, "__closure__", None) or ()]
-    values = [getattr(metric, "__self__", None), *(getattr(metric, "__defaults__", None) or ()), *cells]
-    return getattr(metric, "__code__", id(metric)), *map(id, values)
+def _identity(value: Any, within: tuple[object, ...] = ()) -> object:
+    """Equal for functions of the same code and values, as a fixture makes them for each test.
+
+    Values are compared if they are builtin ones, or arrays of up to 16 MiB: each check would be searched for anew if
+    its metric held another copy of the same list.
+    """
+    for depth, outer in enumerate(within):
+        if value is outer:  # a function that calls itself
+            return depth
+    held: Iterable[object] | None = None
+    if isinstance(value, partial):
+        held = value.func, value.args, value.keywords
+    elif isinstance(value, FunctionType | MethodType):
+        held = [getattr(value, name, None) for name in ("__self__", "__defaults__", "__kwdefaults__")]
+        held += [value.__code__, *(cell.cell_contents for cell in value.__closure__ or ())]
+    elif isinstance(value, dict):
+        held = chain.from_iterable(value.items())
+    elif isinstance(value, list | tuple):
+        held = value
+    if held is not None:
+        return type(value), *(_identity(one, (*within, value)) for one in held)
+    if isinstance(value, np.ndarray | np.generic) and value.nbytes <= 1 << 24 and not value.dtype.hasobject:
+        return type(value), value.dtype, value.shape, value.tobytes()
+    if isinstance(value, str | bytes | int | float | complex | set | frozenset | CodeType):
+        return type(value), repr(value) if isinstance(value, float | complex | set) else value
+    return id(value)

@@ -64,6 +64,12 @@ def _require_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget
     return table
 
 
+def _of_hundred(percent: float) -> float:
+    if 0 < percent < 1:
+        raise ValueError(f"{percent:g} is not between 1 and 100: write {100 * percent:g}")
+    return percent
+
+
 Percentiles: TypeAlias = Annotated[
     dict[str, Positive], Field(min_length=1), AfterValidator(_require_percentiles)
 ]
@@ -87,7 +93,7 @@ class LatencyParams(CheckParams):
         description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
         "backend ('any' for all others). In place of a number, several by percentile: {p50: 9, p99: 12}."
     )
-    percentile: Number = Field(
+    percentile: Annotated[Number, AfterValidator(_of_hundred)] = Field(
         50,
         ge=0,
         le=100,
@@ -128,10 +134,8 @@ class LatencyCheck:
             )
         count = max(len(latency.profiles), 1)
         if params.profile is not None and params.profile >= count:
-            return unmeasured(
-                f"shape profile {params.profile} was not among the {count} measured",
-                "Number profiles from 0, in the order of inputs.shapes.",
-            )
+            what = f"shape profile {params.profile} was not among the {count} measured"
+            return verdict("fail", what, advice="Number profiles from 0, in the order of inputs.shapes.")
         clock = latency.clock if params.clock == "auto" else params.clock
         if clock == "cpu" and not latency.samples["tuned"].cpu_ms:
             return unmeasured(

@@ -165,9 +165,11 @@ def _judge_unmeasured(
             "Give more samples (inputs.evaluation), or remove min_slice_sqnr_db.",
         )
     if params.asks(AGREEMENT) and not any(params.top.key in out.agreement for out in judged):
-        return unmeasured(
-            f"no output has more than {params.top_k} classes",
-            "Name the output with the scores in outputs, and their axis in class_axis.",
+        axis = "" if params.class_axis is None else f" along axis {params.class_axis}"
+        return verdict(
+            "fail",
+            f"no output has more than {count_text(params.top_k, 'class', 'classes')}{axis}: nothing to judge",
+            advice="Name the output with the scores in outputs, and their axis in class_axis.",
         )
     searched = evidence.parity_search.get(params.evidence_key)
     if params.search is not None and evidence.status != "unchanged" and not (searched and searched.tried):

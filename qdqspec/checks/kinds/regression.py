@@ -31,7 +31,7 @@ class RegressionParams(CheckParams):
     """The largest slowdown of a model against its baseline."""
 
     kind: Literal["regression"]
-    max: Annotated[Fraction, Field(gt=0)] = Field(
+    max: Annotated[Fraction, Field(gt=0, lt=1)] = Field(
         0.05,
         description="Largest growth of the ratio tuned / reference over the baseline's: 5% or 0.05.",
     )

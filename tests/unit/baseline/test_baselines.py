@@ -142,6 +142,15 @@ def test_any_device_key_gives_a_file_in_the_folder_of_baselines(key: str, name: 
     assert file == Path("/p/specs/__baselines__/net") / name
 
 
+def test_specs_that_differ_in_their_suffix_share_no_baselines(tmp_path: Path) -> None:
+    specs = [tmp_path / "net.qdq.yaml", tmp_path / "net.qdq.yml", tmp_path / "net.py"]
+    for spec in specs:
+        spec.touch()
+    cases = [Case(id="default", model=Path("/p/net.onnx"), spec=spec) for spec in specs]
+    folders = [str(baseline_file(case, DeviceKey(key="d"))).rpartition("/")[0] for case in cases]
+    assert folders == [f"{tmp_path}/__baselines__/{name}" for name in ("net", "net.qdq.yml", "net.py")]
+
+
 def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     entry = ENTRY
     for number in range(30):

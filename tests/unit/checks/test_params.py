@@ -44,6 +44,8 @@ from qdqspec.types.requests import BaselineRequest, Request, ScoreRequest
         ("size", {"max_bytes": "1e999MiB"}, "is not a size such as 4MiB"),
         ("partition", {}, "nothing to check"),
         ("regression", {"max": "-1%"}, "max"),
+        ("regression", {"max": 5}, "less than 1"),
+        ("latency", {"max_ms": 5, "percentile": 0.99}, "0.99 is not between 1 and 100: write 99"),
     ],
 )
 def test_checks_without_a_limit_or_with_an_impossible_one_are_refused(kind, values, words) -> None:

@@ -234,8 +234,10 @@ def test_missing_files_and_unequal_numbers_of_samples_are_errors(
 
 
 def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]) -> None:
-    data = open_data(saved(x=images(2), lables=np.arange(2), other=np.zeros((2, 9))), IMAGE)
-    assert data.ignored == ("lables", "other")
+    """One number and pickled objects are common beside samples."""
+    names = np.array(["a", "b"], dtype=object)
+    data = open_data(saved(x=images(2), lables=np.arange(2), seed=np.array(3), names=names), IMAGE)
+    assert data.ignored == ("lables", "seed", "names")
     assert "array 'lables' is no input of the model and is not used (did you mean 'labels'?)" in data.notes
     np.testing.assert_array_equal(together(data), images(2))
     with pytest.raises(DataError, match=r"no array 'labels' \(did you mean 'lables'\?\)"):
@@ -357,6 +359,20 @@ def test_labels_may_be_in_a_separate_file(tmp_path: Path, name: str) -> None:
         open_data(source, IMAGE)
 
 
+def test_folders_may_have_npy_files_of_the_same_names(tmp_path: Path) -> None:
+    """One for each input, or samples with their labels."""
+    for number, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        for name in ("x", "z", "s1", "s2"):
+            np.save(tmp_path / folder / f"{name}.npy", images(1, first=number))
+        np.save(tmp_path / folder / "labels.npy", np.full(2, number))
+    two = open_data(tmp_path / "*" / "[xz].npy", IMAGE | {"z": IMAGE["x"]})
+    np.testing.assert_array_equal(together(two), images(2))
+    parts = open_data(tmp_path / "*" / "[sl]*.npy", IMAGE)
+    np.testing.assert_array_equal(together(parts), images(2)[[0, 0, 1, 1]])
+    np.testing.assert_array_equal(parts.require_labels(), [0, 0, 1, 1])
+
+
 def test_labels_of_files_whose_order_of_name_is_not_that_of_their_numbers_are_noted(tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.arange(3))
     for name in ("s1", "s2", "s10"):
@@ -394,6 +410,16 @@ def test_an_image_is_cropped_at_the_centre_and_normalized(photo: Path) -> None:
     np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
     (rgb,), (bgr,) = pictures(photo), pictures(photo, colors="bgr")
     np.testing.assert_array_equal(bgr, rgb[::-1])
+
+
+def test_an_image_is_resized_and_cut_to_the_pixels_that_torchvision_takes(tmp_path: Path) -> None:
+    """Its ``Resize`` cuts the longer side off to whole pixels, and its ``CenterCrop`` rounds halves to even."""
+    pixels = np.random.default_rng(0).integers(0, 255, (7, 12, 3), np.uint8)
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "x.png")
+    expected = np.asarray(image.resize((13, 8), Image.Resampling.BILINEAR))[2:6, 4:10]
+    (sample,) = pictures(tmp_path / "x.png", resize=8, scale=1.0, layout="nchw")
+    np.testing.assert_array_equal(sample, expected.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -11,26 +12,35 @@ import pytest
 from qdqspec import Session
 from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.given_data import GivenFiles
+from qdqspec.accuracy.metrics import Scores
 from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import InputShape
 
-X = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
+X = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3), own=(1, 2, 3))}
 ROWS = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+
+
+class Tensor:
+    """One with a gradient, or in the memory of a GPU."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("use tensor.detach()")
 
 
 def values(path):
     return np.concatenate([feed["x"] for feed in open_data(path, X)])
 
 
-@pytest.mark.parametrize("form", ["arrays", "samples", "whole inputs", "lists"])
+@pytest.mark.parametrize("form", ["arrays", "samples", "whole inputs", "lists", "batches"])
 def test_arrays_and_feeds_give_the_same_samples(form):
     given = {
         "arrays": {"x": ROWS, "labels": np.arange(4)},
         "samples": ({"x": row, "labels": number} for number, row in enumerate(ROWS)),
         "whole inputs": ({"x": row[None], "labels": [number]} for number, row in enumerate(ROWS)),
         "lists": [{"x": row.tolist(), "labels": number} for number, row in enumerate(ROWS)],
+        "batches": ({"x": ROWS[i : i + 3], "labels": np.arange(4)[i : i + 3]} for i in (0, 3)),
     }[form]
     files = GivenFiles()
     data = open_data(files.data(given, "calibration"), X)
@@ -54,6 +64,32 @@ def test_samples_of_several_lengths_are_one_feed_each(form):
     data = open_data(files.data(given, "calibration"), spec)
     assert [feed["x"].shape for feed in data] == [(1, 2, 3), (1, 2, 0), (1, 2, 5)]
     np.testing.assert_array_equal(data.require_labels(), [1, 2, 3])
+    tokens = ({"x": sample, "labels": [4] * count} for sample, count in zip(samples, (3, 0, 1), strict=True))
+    labels = open_data(files.data(tokens, "evaluation"), spec).require_labels()
+    assert [label.tolist() for label in labels] == [[4] * 3, [], [4]]
+
+
+@pytest.mark.parametrize("places", [(), (2,)])  # of one class, or of each place of a sample
+def test_whole_batches_have_a_label_for_each_row(places):
+    """The last one may be smaller."""
+    labels = np.arange(4 * sum(places or (1,))).reshape(4, *places)
+    given = ({"x": ROWS[i : i + 3], "labels": labels[i : i + 3]} for i in (0, 3))
+    span = InputShape(min=(1, 2, 3), opt=(3, 2, 3), max=(3, 2, 3))
+    spec = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(3, 2, 3), ranges=(span,))}
+    files = GivenFiles()
+    data = open_data(files.data(given, "evaluation"), spec)
+    assert [len(feed["x"]) for feed in data] == [3, 1]
+    np.testing.assert_array_equal(data.labels_of(2), labels)
+    np.testing.assert_array_equal(data.labels_of(1), labels[:3])
+    assert Scores(Mock(), Mock(), lambda: data, Mock()).samples == 4
+
+
+def test_samples_of_a_dynamic_first_dimension_are_not_divided():
+    """It may count the steps of a sequence."""
+    spec = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3), own=(None, 2, 3))}
+    files = GivenFiles()
+    with pytest.raises(DataError, match=r"a sample of shape \[4, 2, 3\], where the case has \[1, 2, 3\]"):
+        open_data(files.data([{"x": ROWS}], "calibration"), spec)
 
 
 def test_data_that_is_none_is_not_given():
@@ -69,6 +105,8 @@ def test_data_that_is_none_is_not_given():
     [
         ([], "it yields no feed"),
         ([1], "feed 0 is no mapping but int"),
+        ([(ROWS, 1)], "feed 0 is no mapping but tuple"),
+        ([{"x": Tensor()}], r"'x' is no array of numbers \(use tensor.detach\(\)\)"),
         (ROWS, "this is no data but ndarray"),
         (7, "this is no data but int"),
         ({"x": ["a"]}, "'x' is no array of numbers"),
@@ -80,7 +118,7 @@ def test_data_that_is_none_is_not_given():
 def test_objects_that_are_no_data_are_an_error(given, message):
     with pytest.raises(DataError, match=message) as caught:
         GivenFiles().data(given, "calibration")
-    assert "{input: array}" in str(caught.value.cure)
+    assert ("'labels': y}" if "tuple" in message else "{input: array}") in str(caught.value.cure)
 
 
 def test_a_session_accepts_a_model_and_data_in_memory(models):
@@ -89,6 +127,11 @@ def test_a_session_accepts_a_model_and_data_in_memory(models):
     with Session(backend="fake") as session:
         case = session.case(proto, {"calibration": {"input": rows}})
         assert case.model.is_file()
+        assert (
+            case.model == session.case(proto, {}).model
+        )  # one file, and one folder of results, for equal models
+        proto.graph.doc_string = "another"
+        assert case.spec_name != session.case(proto, {}).spec_name
         data = open_data(
             case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
         )

@@ -33,10 +33,21 @@ TOKENS = np.array([[[3, 1], [1, 3]], [[3, 1], [3, 1]]], np.float32)
         ("top1", {"y": SCORES[:, :, None, None]}, [1, 0, 2], 1),
         ("top1", {"y": MISSING}, [0, 0], 0),  # NaN is wrong
         ("top1", {"y": TOKENS}, [[0, 0], [0, -100]], 2 / 3),  # of the labels that are not negative
+        ("top1", {"y": TOKENS}, [[0, 0], [-100, -100]], 1 / 2),
     ],
 )
 def test_top_k_accepts_the_k_highest(metric: str, batch: dict, labels: list, value: float) -> None:
-    assert evaluate(metric, [batch], np.array(labels), output="y").value == pytest.approx(value)
+    batches = ({name: scores[i : i + 1] for name, scores in batch.items()} for i in range(len(labels)))
+    assert evaluate(metric, batches, np.array(labels), output="y").value == pytest.approx(value)
+
+
+def test_labels_of_tokens_may_have_several_lengths() -> None:
+    labels = np.empty(2, dtype=object)
+    labels[0], labels[1] = np.array([0, 0]), np.array([1])
+    feeds = [{"y": TOKENS[:1]}, {"y": TOKENS[1:, :1]}]
+    assert evaluate("top1", feeds, labels).value == pytest.approx(1 / 3)
+    with pytest.raises(DataError, match=r"labels of one batch have shapes \[1\] and \[2\]"):
+        evaluate("top1", [{"y": TOKENS}], labels)
 
 
 @pytest.mark.parametrize(

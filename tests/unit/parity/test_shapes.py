@@ -109,7 +109,11 @@ def test_dynamic_dimensions_that_are_not_declared_are_taken_from_the_data(tmp_pa
         assert profile.shapes["x"] == InputShape.of(known)
     asked = replace(declared(x=(1, 3, 4, 4)), calibration=tmp_path / "d.npz")
     assert shaped_by_data(model, asked) == asked
-    assert shaped_by_data(model_with(x=["n", 3, 8, 8]), given) == given
+    # whole inputs determine the leading dimension, and samples do not
+    batch = model_with(x=["n", 3, 8, 8])
+    assert resolve_shapes(batch, shaped_by_data(batch, given)) == {"x": (2, 3, 8, 8)}
+    np.savez(tmp_path / "d.npz", x=np.zeros((5, 3, 8, 8), np.float32))
+    assert shaped_by_data(batch, given) == given
 
 
 def test_a_declared_shape_sets_the_named_dimensions_of_other_inputs() -> None:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,6 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
-from arrays import arrays_of
 from chains import chain_model
 from filelock import FileLock
 from sessions import Open, change_builds, contents, count_builds, interrupted
@@ -33,6 +33,7 @@ from qdqspec.errors import BackendError, DataError, ModelError, OutputError, Sta
 from qdqspec.types import (
     Case,
     CorrectionGain,
+    Data,
     DeviceKey,
     Inputs,
     ParityEvidence,
@@ -525,22 +526,77 @@ def test_a_model_below_its_limit_is_warned_about(open_session: Open, case: Case)
     assert found in work.warnings
 
 
-def test_a_session_computes_anew_what_depends_on_a_rewritten_data_file(
-    open_session: Open, case: Case
+@pytest.mark.parametrize(
+    "source", ["data.npz", "", "*.npz", Data(path=Path("data.npz"), labels=Path("l.npy"))]
+)
+def test_a_session_computes_anew_what_depends_on_rewritten_data(
+    open_session: Open, case: Case, project: Path, source: str | Data
 ) -> None:
-    session, path = open_session(), case.inputs.calibration
-    assert isinstance(path, Path)
-    before = session.work(case).prepared.key
-    np.savez(path, **{name: 3 * array for name, array in arrays_of(path).items()})
-    assert session.work(case).prepared.key != before
+    np.save(project / "l.npy", np.zeros(4, np.int64))
+    if isinstance(source, Data):
+        case = replace(
+            case, inputs=Inputs(evaluation=Data(path=project / "data.npz", labels=project / "l.npy"))
+        )
+    else:
+        case = replace(case, inputs=Inputs(calibration=project / source))
+    session, path = open_session(), project / ("l.npy" if isinstance(source, Data) else "data.npz")
+    before = session.work(case)
+    path.write_bytes(path.read_bytes() + bytes(1))
+    assert session.work(case) is not before
     assert session.work(case) is session.work(case)
 
 
+def test_a_session_computes_anew_what_depends_on_other_rewritten_files(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    """But not what depends on its own results, which a search may start from."""
+    session, file, own = (
+        open_session(),
+        tmp_path / "given.json",
+        tmp_path / "root" / "reports" / "patterns.yaml",
+    )
+    own.parent.mkdir(parents=True)
+    for each, is_own in (
+        (replace(case, inputs=replace(case.inputs, scales=file)), False),
+        (replace(case, regions=replace(case.regions, by="fusion", graph=file)), False),
+        (replace(case, tune=replace(case.tune, start_from=(file,))), False),
+        (replace(case, tune=replace(case.tune, start_from=(own,))), True),
+    ):
+        path = own if is_own else file
+        path.write_text("{}")
+        before = session.work(each)
+        path.write_text('{"x": 1}')
+        assert (session.work(each) is before) == is_own
+
+
+def test_a_check_with_other_limits_is_judged_anew(open_session: Open, case: Case) -> None:
+    session, found = open_session(), []
+    for limit in (0.0, 300.0):
+        check = check_of("parity", min_sqnr_db=limit)
+        found.append(session.judge(replace(case, checks=(check,)), check).verdict.outcome)
+    assert found == ["pass", "fail"]
+
+
 def test_a_session_computes_anew_what_depends_on_another_metric(open_session: Open, case: Case) -> None:
-    def metric_of(factor: float) -> Callable[..., float]:
+    def closed(factor: float) -> Callable[..., float]:
         return lambda _, labels: factor * len(labels)
 
+    def by_keyword(factor: float) -> Callable[..., float]:
+        return lambda _, labels, *, factor=factor: factor * len(labels)
+
+    def with_lists(factor: float) -> Callable[..., float]:
+        factors, array = [factor, {"a": factor}], np.array([factor])
+
+        def metric(outputs: Any, labels: Any) -> float:
+            return array[0] * factors[0] * len(labels) if outputs else metric(labels, labels)
+
+        return metric
+
+    def as_partial(factor: float) -> Callable[..., float]:
+        return partial(with_lists(1.0), factor=factor)
+
     session = open_session()
-    one, same, other = (replace(case, metrics={"m": metric_of(factor)}) for factor in (1.0, 1.0, 2.0))
-    assert session.work(one) is session.work(same)
-    assert session.work(one) is not session.work(other)
+    for metric_of in (closed, by_keyword, with_lists, as_partial):
+        one, same, other = (replace(case, metrics={"m": metric_of(factor)}) for factor in (1.0, 1.0, 2.0))
+        assert session.work(one) is session.work(same)
+        assert session.work(one) is not session.work(other)

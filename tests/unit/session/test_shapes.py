@@ -102,6 +102,17 @@ def test_the_sample_that_is_timed_has_a_length_in_the_middle(tmp_path: Path, ses
     assert shapes == {"ids": (1, 1), "past": (1, HEADS, 5, DIM)}
 
 
+@pytest.mark.parametrize(("batch", "is_noted"), [(1, False), (8, True)])
+def test_a_batch_that_only_the_data_determines_is_noted(
+    tmp_path: Path, session: Session, batch: int, is_noted: bool
+) -> None:
+    text, samples = "g (float[n,4] x) => (float[n,4] y) { y = MatMul(x, w) }", [{"x": normal(3, batch, 4)}]
+    prepared = session.work(case_of(tmp_path, text, samples, w=normal(4, 4))).prepared
+    assert prepared.shapes == {"x": (batch, 4)}
+    noted = f"input 'x' is timed at [{batch}, 4], a batch of the data; declare inputs.shapes for another one"
+    assert (noted in prepared.warnings) == is_noted
+
+
 BRANCHES = """g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
   is_wide = Equal(rate, wide)
   y = If (is_wide) <

@@ -69,7 +69,7 @@ def test_a_minimal_spec_with_a_byte_order_mark_and_crlf_line_ends(write: Write, 
 
 def test_every_key_of_a_spec_sets_a_field_of_the_case(write: Write, tmp_path: Path) -> None:
     write("/stem/*  # the first\n\n# nothing\n  /body/1\n", "specs/allow.txt")
-    write("/head/*\n", "specs/deny.txt")
+    write("\ufeff/head/*\nConv#3 # unnamed\n", "specs/deny.txt")
     case = the_case(
         write(
             HEAD
@@ -117,7 +117,7 @@ xfail: {reason: not yet, strict: false}
         allow=("Conv", "MatMul"),
         deny=("Softmax",),
         include=("/neck/*", "/stem/*", "/body/1"),
-        exclude=("/tail/*", "/head/*"),
+        exclude=("/tail/*", "/head/*", "Conv#3"),
     )
     assert case.regions == RegionRules(by="manual", max_nodes=4, manual=(("a", "b*"), ("c",)))
     assert case.quantize == QuantizeRules(
@@ -205,6 +205,10 @@ def test_an_invalid_spec_is_an_error_with_its_position(write: Write, text: str, 
     [
         ("  - {kind: speedup, min: 1, id: speedup}", "5:33: two checks are called 'speedup'"),
         ("tune: quick", "5:7: 'tune' should be a mapping, not 'quick'"),
+        (
+            "  - {kind: latency, max_ms: 9, profile: 2}\ninputs: {shapes: [{x: [1]}, {x: [2]}]}",
+            "5:41: there is no shape profile 2",
+        ),
         ("tune: {minutes: .inf}", "5:17: 'minutes' should be a finite number, not inf"),
         ("tune: {min_sqnr_db: off}", "5:21: 'min_sqnr_db' should be a finite number or none, not off"),
         ("quantize: {format: [int8, int8]}", "5:20: 'int8' occurs twice among the formats"),
