@@ -64,7 +64,7 @@ def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Arra
 
 
 def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
-    """The reference implementation of a model, with the operators of `qdqspec.graph.trt` and old DequantizeLinear."""
+    """The reference implementation of a model, with what it lacks, such as the operators of `qdqspec.graph.trt`."""
     from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
     from onnx.reference.op_run import OpRun
 
@@ -82,13 +82,22 @@ def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
             zero = 0 if zero_point is None else zero_point.astype(np.int64).reshape(shape)
             return ((x.astype(np.int64) - zero).astype(scale.dtype) * scale.reshape(shape),)
 
+    class GatherElements(OpRun):
+        """That of onnx 1.23 takes at most 64 elements along the axis, the limit of ``numpy.choose``."""
+
+        op_domain = ""
+
+        def _run(self, data, indices, axis=0):  # type: ignore[no-untyped-def]  # its seam
+            parts = [slice(size) for size in indices.shape]
+            parts[axis] = slice(None)
+            return (np.take_along_axis(data[tuple(parts)], indices, axis),)
+
     foreign = [*meanings(proto)]
     if foreign:
         proto = copy_model(proto)
         proto.functions.extend(foreign)
-    return ReferenceEvaluator(
-        proto, new_ops=[DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
-    )
+    old = [DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
+    return ReferenceEvaluator(proto, new_ops=[GatherElements, *old])
 
 
 # ---- integer operators ---------------------------------------------------------------------------

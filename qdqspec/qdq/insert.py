@@ -62,8 +62,9 @@ class Inserter:
     An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
     output. If a graph output is one of them, the DequantizeLinear makes it under its name, and the float
     tensor is renamed; nodes that are not consumers read it under the new name. A weight is stored as integers
-    behind a DequantizeLinear; at the sites ``floating``, and without dimensions, it stays float and gets both
-    operators. With a ``store``, candidates refer to weights there, and are to be saved in its folder.
+    behind a DequantizeLinear; at the sites ``floating``, without dimensions, and before a Concat it stays
+    float and gets both operators. With a ``store``, candidates refer to weights there, and are to be saved in
+    its folder.
     """
 
     def __init__(

@@ -170,12 +170,14 @@ class PairMaker:
     def stores_integers(self, site: Site) -> bool:
         """Whether the site becomes a stored integer weight.
 
-        A constant of rank 0 stays float and gets both operators: some compilers refuse stored integers without
-        dimensions, and the constant keeps its rank, which may be that of the result.
+        A constant of rank 0, or one that a Concat reads, stays float and gets both operators: some compilers refuse
+        stored integers there (TRT061, TRT074), and the constant keeps its rank, which may be that of the result.
         """
-        if site.format == BIAS_FORMAT:
+        if site.format == BIAS_FORMAT or not site.weight:
             return site.weight
-        return site.weight and site not in self.floating and bool(self.model.constants[site.tensor].dims)
+        nodes = (self.model.by_name.get(end.node) for end in site.consumers)
+        is_joined = any(node is not None and node.op_type == "Concat" for node in nodes)
+        return site not in self.floating and bool(self.model.constants[site.tensor].dims) and not is_joined
 
     def float_name(self, tensor: str) -> str:
         """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""

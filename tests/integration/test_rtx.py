@@ -20,6 +20,7 @@ from installed import require_rtx
 from trt_corpus import CASES, IMPORTED, NEAR_MISSES, NEWER, RTX_CASES, parse
 
 from qdqspec._core.config import Settings
+from qdqspec.app.evidence.builds import lint_and_load
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.backends.base import BuildOptions
@@ -52,7 +53,7 @@ def models() -> Iterator[tuple[str, Model]]:
     for op, (_, (inputs, nodes, constants)) in IMPORTED.items():
         yield f"microsoft-{op}", parse(inputs, "y", nodes, **constants)
     for number, (rule, broken, (inputs, nodes, constants)) in enumerate(NEAR_MISSES):
-        opset = 20 if "Gelu" in nodes else 21
+        opset = NEWER.get(rule, 20 if "Gelu" in nodes else 21)
         yield (
             f"near{number}-{rule}-{'bad' if broken else 'good'}",
             parse(inputs, "y", nodes, opset, **constants),
@@ -111,6 +112,15 @@ def test_a_model_whose_values_the_compiler_would_clip_is_refused(compiler, tmp_p
     onnx.save(MODELS["TRT006-bad"].proto, tmp_path / "model.onnx")
     with pytest.raises(BackendError, match="uint8 as int8: values above 127 are clipped"):
         compiler.build(tmp_path / "model.onnx", options_for(("SM120",)))
+
+
+def test_lint_builds_for_the_gpu_that_it_is_told() -> None:
+    require_rtx()
+    model = MODELS["TRT005-good"]  # in fp8
+    assert lint_and_load(model, TARGET, compute_capability=(12, 0)).loaded
+    assert not lint_and_load(model, TARGET, compute_capability=(8, 6)).loaded
+    none = lint_and_load(model, TARGET, compute_capability=(9, 0))
+    assert none.missing.endswith("does not build for compute capability 9.0")
 
 
 def test_each_reviewed_difference_is_that_of_a_model() -> None:

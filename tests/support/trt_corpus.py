@@ -44,6 +44,7 @@ def parse(inputs: str, outputs: str, nodes: str, opset: int = 21, **constants: n
 IMAGE = "float[1,16,8,8] x"
 ROWS = "float[4,16] x"
 QX = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z) "
+RELU = "r = Relu(x)  q = QuantizeLinear(r, s, z)  a = DequantizeLinear(q, s, z) "
 DW = "v = DequantizeLinear<axis = 0>(w, ws, wz) "
 CONV = QX + DW + "c = Conv<pads = [1, 1, 1, 1]>(a, v) "
 FP8 = {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}
@@ -291,10 +292,21 @@ CASES: dict[str, tuple[Case, Case]] = {
         ("int64[4] x", "r = Gather(k, x)  y = DequantizeLinear(r, s, z)", {"k": np.ones((16, 8), np.int8)}),
         ("int64[4] x", "r = DequantizeLinear(k, s, z)  y = Gather(r, x)", {"k": np.ones((16, 8), np.int8)}),
     ),
+    "TRT073": (
+        ("uint8[1,8,8,3] x", "t = Transpose<perm = [0, 3, 1, 2]>(x)  y = Cast<to = 1>(t)", {}),
+        ("uint8[1,8,8,3] x", "t = Cast<to = 1>(x)  y = Transpose<perm = [0, 3, 1, 2]>(t)", {}),
+    ),
+    "TRT074": (
+        (ROWS, RELU + "v = DequantizeLinear(m, s, z)  c = Concat<axis = 0>(v, a)  y = Neg(c)", {}),
+        (ROWS, RELU + two("v", "fm") + "c = Concat<axis = 0>(v, a)  y = Neg(c)", {"fm": MATRIX.astype(F32)}),
+    ),
     "TRT066": ((STEPS, branch("LSTM", "Y_h"), RECURRENT), (STEPS, branch("LSTM", "Y"), RECURRENT)),
 }  # fmt: skip
 
 NEWER = {"TRT065": 23, "TRT070": 23}  # opsets of cases
+ONE_BLOCK = {"t": np.ones((1, 1), F32), "h": np.zeros((64, 1)).astype(ml_dtypes.int4)}
+HALVED = {"halves": np.array([1, 1, 0.5, 0.5], F32)}
+WRITTEN = {"i": np.array([[1]]), "r": np.ones((1, 16), F32)}
 NEAR_MISSES: list[tuple[str, bool, Case]] = [
     # rule, whether it is broken, model
     ("TRT007", False, (IMAGE, QX + DW + "y = Conv(a, v)", {})),
@@ -305,6 +317,8 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
      four(96, 64))),
     ("TRT010", False, ("float[4,128] x", in_blocks(64),
      four(128, 64))),
+    ("TRT010", True, ("float[4,64] x", in_blocks(64), ONE_BLOCK)),
+    ("TRT010", False, ("float[4,64] x", in_blocks(64), four(64, 64))),
     ("TRT010", True, ("float[5,7] x", "v = DequantizeLinear(h, s)  w2 = Transpose(v)  y = MatMul(x, w2)",
      {"h": np.zeros((5, 7), np.int8).astype(ml_dtypes.int4)})),
     ("TRT010", False, ("float[4,7] x", "v = DequantizeLinear(h, s)  w2 = Transpose(v)  y = MatMul(x, w2)",
@@ -336,6 +350,26 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
     ("TRT048", False, (IMAGE, "c = Conv(x, fw)  y = GlobalAveragePool(c)", {})),
     ("TRT049", True, (IMAGE, CONV + "t = Relu(c)  y = MaxPool<kernel_shape = [2, 2]>(t)", {})),
     ("TRT049", False, (IMAGE, CONV + "t = MaxPool<kernel_shape = [2, 2]>(c) " + two("d", "t") + "y = Neg(d)", {})),
+    ("TRT065", True, ("float16[1,2,1,64] x, float16[1,2,9,64] k", "t = Attention(x, k, k)  y = Cast<to = 1>(t)", {})),
+    ("TRT065", False, ("float16[1,2,2,64] x, float16[1,2,9,64] k", "t = Attention(x, k, k)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", True, (IMAGE, "y = AveragePool<kernel_shape = [2, 2], dilations = [2, 1]>(x)", {})),
+    ("TRT073", False, (IMAGE, "y = AveragePool<kernel_shape = [2, 2], dilations = [1, 1]>(x)", {})),
+    ("TRT073", True, (IMAGE, "y = Resize<mode = \"linear\", antialias = 1>(x, , halves)", HALVED)),
+    ("TRT073", True, (IMAGE, "y = Resize<coordinate_transformation_mode = \"half_pixel_symmetric\">(x, , halves)",
+     HALVED)),
+    ("TRT073", False, (IMAGE, "y = Resize<mode = \"linear\", exclude_outside = 1>(x, , halves)", HALVED)),
+    ("TRT073", True, ("float[4,5000] x", "y, i = TopK(x, k)", {"k": np.array([3841])})),
+    ("TRT073", False, ("float[4,5000] x", "y, i = TopK(x, k)", {"k": np.array([3840])})),
+    ("TRT073", True, (ROWS, "y = ScatterND<reduction = \"add\">(x, i, r)", WRITTEN)),
+    ("TRT073", False, (ROWS, "y = ScatterND<reduction = \"none\">(x, i, r)", WRITTEN)),
+    ("TRT073", True, (IMAGE, "y, i = MaxPool<kernel_shape = [2, 2]>(x)", {})),
+    ("TRT073", True, ("float[7] x", "y = Softmax(x)", {})),
+    ("TRT073", True, ("bool[4,16] x", "t = ReduceMax(x)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", True, ("bfloat16[4,16] x", "t = Mish(x)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", False, ("float16[4,16] x", "t = Mish(x)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", True, (ROWS, "t = Cast<to = 5>(x)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", True, (ROWS, "t = Cast<to = 17>(x)  y = Cast<to = 1>(t)", {})),
+    ("TRT073", False, (ROWS, "t = Cast<to = 3>(x)  y = Cast<to = 1>(t)", {})),
 ]  # fmt: skip
 
 

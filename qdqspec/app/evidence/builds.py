@@ -22,7 +22,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
 from qdqspec.checks import SLOWER, UNPROVED
-from qdqspec.errors import BackendError, BackendUnavailableError, ModelError
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError
 from qdqspec.graph import Model, load_model, save_model, type_problem
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
 from qdqspec.qdq.lint import CHECKER, LOAD, RUN, VALUES, lint_model, named_node, with_refusals
@@ -91,7 +91,9 @@ def lint_and_load(
     wrong values. What the checker refuses is a note if the runtime loads it. Raises `ConfigError` for unknown targets.
     """
     found = lint_model(model, target, compute_capability=compute_capability)
-    load = _load(model, target, options, feed) if loads else Linted(missing="not asked for")
+    load = Linted(missing="not asked for")
+    if loads:
+        load = _load(model, target, options, feed, compute_capability)
     refusals = [] if load.refusal is None else [load.refusal]
     if problem := type_problem(model.proto):
         node = named_node(model, problem)
@@ -101,9 +103,16 @@ def lint_and_load(
 
 
 def _load(
-    model: Model, target: LintTarget, options: BuildOptions, feed: Mapping[str, Array] | None
+    model: Model,
+    target: LintTarget,
+    options: BuildOptions,
+    feed: Mapping[str, Array] | None,
+    gpu: tuple[int, int] | None,
 ) -> Linted:
-    """Load a model once, by the backend that a lint target belongs to; without findings."""
+    """Load a model once, by the backend that a lint target belongs to; without findings.
+
+    A backend that builds for GPUs of other machines does so for compute capability ``gpu``.
+    """
     owner, wanted = hooks.owner_of(target), target.rpartition("-")[2]
     with closing(Isolated(owner)) as backend:
         found = backend.probe(options)
@@ -114,6 +123,12 @@ def _load(
         runtime = f"{library} {version}".strip()
         if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
             return Linted(missing=f"{runtime} is installed, not {wanted}")
+        if gpu is not None and any(each.word == "for" for each in backend.options.options):
+            options = replace(options, extra={f"{owner}.for": "SM{}{}".format(*gpu), **options.extra})
+            try:
+                backend.options.read(options.extra)
+            except ConfigError:
+                return Linted(missing="{} does not build for compute capability {}.{}".format(runtime, *gpu))
         if feed is None:
             with suppress(ModelError):  # not every dimension has a size
                 specs = input_specs(model, with_named_dimensions(model, Inputs()))

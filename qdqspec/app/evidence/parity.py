@@ -36,7 +36,14 @@ from qdqspec.accuracy import (
     without_fill,
 )
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.runtimes import ARITHMETIC, Definition, Resources, reference_runtime, runner
+from qdqspec.app.preparation.runtimes import (
+    ARITHMETIC,
+    Definition,
+    Resources,
+    has_foreign_pairs,
+    reference_runtime,
+    runner,
+)
 from qdqspec.backends import Engine
 from qdqspec.checks import requests_of
 from qdqspec.errors import BackendError, ModelError
@@ -187,9 +194,15 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         return replace(
             compare_outputs(samples, kind, top),
             undivided=models.undivided,
-            computed_by="" if prepared.capabilities.runs else ARITHMETIC,
+            computed_by="" if prepared.capabilities.runs else _computed_by(tuned),
             definition=prepared.definition,
         )
+
+
+def _computed_by(path: Path) -> str:
+    """The runtimes that compute the float model and this one as ONNX defines them."""
+    both = f"{ARITHMETIC} and ONNX's reference implementation"
+    return both if has_foreign_pairs(path) else ARITHMETIC
 
 
 def _by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:

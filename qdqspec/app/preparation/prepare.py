@@ -489,7 +489,7 @@ class Prepared:
             return "nothing in it can be quantized: no range was found for the activations that could be"
         by = "the spec's patterns exclude all of it"
         if self.case.patterns == PatternRules():
-            by = "the backend runs none of its operators in integers"
+            by = f"the backend quantizes none of its operators to {self.case.quantize.format}"
         return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
 
 

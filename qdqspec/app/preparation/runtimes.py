@@ -114,10 +114,14 @@ def runner(backend: Backend, options: BuildOptions) -> Callable[[Path], Engine]:
     arithmetic, slow = Isolated(ARITHMETIC), Isolated(_REFERENCE)
 
     def build(path: Path) -> Engine:
-        is_foreign = any(is_pair_op(node.proto) for node in load_model(path).nodes)
-        return (slow if is_foreign else arithmetic).build(path, unfused(options))
+        return (slow if has_foreign_pairs(path) else arithmetic).build(path, unfused(options))
 
     return build
+
+
+def has_foreign_pairs(path: Path) -> bool:
+    """Whether a model has pairs of TensorRT's domain, which `ARITHMETIC` lacks."""
+    return any(is_pair_op(node.proto) for node in load_model(path).nodes)
 
 
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:

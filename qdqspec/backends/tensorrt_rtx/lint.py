@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from onnx import TensorProto
 
@@ -74,7 +74,8 @@ _held(
 _held(
     "TRT010",
     '"The blocking dimension must be the last or second to last dimension"; "Sub-byte quantization with odd tensor '
-    'volume"; blocks of 64 along 96 elements build, whether with right numbers is not known',
+    'volume"; "ScaleMode is illegal" of one block; blocks of 64 along 96 elements build, whether with right numbers is '
+    "not known",
     title="Blocks are along an axis that is not supported, or are not whole; or 4-bit numbers are not in pairs",
     cure="use whole blocks along the last or the last but one axis of a weight, and an even number of 4-bit numbers",
     find=numbers.misplaced_blocks,
@@ -136,6 +137,8 @@ _held(
     "TRT071",
     '"Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node"; of uint8 it builds',
 )
+_held("TRT073", operators.FORMS)
+_held("TRT074", '"CHECK(is_tensor()) failed" in operand.h for some orders of the nodes, int8 and fp8')
 _held(
     "TRT067",
     '"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"',
@@ -180,7 +183,9 @@ def float_pools(view: View) -> Iterator[Hit]:
 
 # ---- operators of ONNX that TensorRT has, and TensorRT for RTX has not ---------------------------------
 
-_LACKING = ("NonMaxSuppression", "NonZero", "RoiAlign")
+_LACKING = (
+    "CausalConvWithState", "DeformConv", "LinearAttention", "NonMaxSuppression", "NonZero", "RoiAlign",
+)  # fmt: skip
 
 
 @rule(
@@ -189,13 +194,22 @@ _LACKING = ("NonMaxSuppression", "NonZero", "RoiAlign")
     "The operator has no plugin or kernel in TensorRT for RTX",
     cure="cut the model before it and run the rest in the application; for a ConvTranspose use float16 or float32",
     source=f'{MEASURED}: "NonZero plugin creator version 1 was not found in plugin registry", "ROIAlign plugin was not '
-    'found", "NonMaxSuppression has no runners that implement it", "Could not infer output types" of a deconv of bf16',
+    'found", "NonMaxSuppression has no runners that implement it", "Could not infer output types" of a deconv of bf16, '
+    '"Strided & Dilated Deconv are currently not supported", "Unsupported reduction type" of ScatterElements',
     targets=TARGETS,
 )
 def lacking_operators(view: View) -> Iterator[Hit]:
-    """A NonMaxSuppression, NonZero or RoiAlign; a ConvTranspose of bfloat16."""
-    for node in view.of(*_LACKING, "ConvTranspose"):
+    """Operators of `_LACKING`; some forms of ConvTranspose and ScatterElements."""
+    for node in view.of(*_LACKING, "ConvTranspose", "ScatterElements"):
+        reduction = node.attributes.get("reduction", b"none")
+        strides, dilations = (
+            {*cast("list[int]", node.attributes.get(k, []))} for k in ("strides", "dilations")
+        )
         if node.op_type in _LACKING:
             yield node, f"is a {node.op_type}"
-        elif view.model.elem_type(node.inputs[0]) == TensorProto.BFLOAT16:
+        elif reduction != b"none":
+            yield node, "is a ScatterElements with a reduction"
+        elif strides - {1} and dilations - {1}:
+            yield node, "is a ConvTranspose with strides and dilations"
+        elif node.op_type == "ConvTranspose" and view.model.elem_type(node.inputs[0]) == TensorProto.BFLOAT16:
             yield node, "is a ConvTranspose of bfloat16"

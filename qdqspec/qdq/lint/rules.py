@@ -196,7 +196,7 @@ _refusal = partial(Finding, severity="refused", node="", message="")
 CHECKER = _refusal(
     id="ONX001",
     title="ONNX's checker refuses the model: types or shapes contradict each other",
-    cure="convert the node's inputs to one type, or export the model again",
+    cure="convert the node's inputs to one type, or export the model with a newer opset, where more types are allowed",
     source="onnx.checker.check_model with full_check; a note where the runtime of the target loaded the model",
 )
 LOAD = _refusal(

@@ -147,6 +147,10 @@ def test_a_format_that_no_runtime_here_has_is_covered_by_the_reference_implement
     found = evidence_of(clockless, replace(case, quantize=QuantizeRules(format="nvfp4"), checks=checks))
     assert found.search.coverage.quantized == found.search.coverage.multiplications == 4 * 32 * 16
     assert 10 < found.parity.sqnr_db < 30
+    assert found.parity.computed_by == "onnxruntime and ONNX's reference implementation"
+    odd = written_case(tmp_path, text.replace("32", "24"), {"x": normal(8, 4, 24)}, rules, w=normal(24, 16))
+    reason = clockless.tune(replace(odd, quantize=QuantizeRules(format="int4"))).reason
+    assert "the backend quantizes none of its operators to int4" in reason
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ excludes, "as kernels are missing or slower"; not measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from functools import partial
 from math import prod
 
@@ -32,7 +32,7 @@ from qdqspec.types import Consumer
 NEVER = frozenset(
     {
         "AffineGrid", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-        "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "CumProd", "DFT", "DeformConv", "Det",
+        "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "CumProd", "DFT", "Det",
         "ImageDecoder", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss",
         "Optional", "OptionalGetElement", "OptionalHasElement", "RegexFullMatch", "SequenceAt", "SequenceConstruct",
         "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
@@ -57,7 +57,7 @@ rule(
     "refused",
     "The parser has no importer for this operator",
     cure=_CURE,
-    source=f"sources of NVIDIA: {TABLES}; of BitCast, CumProd, DeformConv and SwiGLU measured with TensorRT for RTX "
+    source=f"sources of NVIDIA: {TABLES}; of BitCast, CumProd and SwiGLU measured with TensorRT for RTX "
     "1.7.1.116, whose parser is of the same code",
 )(_of_types(*NEVER))
 rule(
@@ -177,6 +177,22 @@ def stored_before_others(view: View) -> Iterator[Hit]:
 
 
 @compiled(
+    "TRT074",
+    "note",
+    "A Concat joins a constant that is stored as an integer or an 8-bit float with a quantized tensor",
+    cure="if the build fails, leave the constant in float before a QuantizeLinear, as qdqspec does",
+    source=f'{_NO_SOURCE}: "CHECK(is_tensor()) failed" in operand.h for some orders of the nodes, int8 and fp8',
+)
+def joined_constants(view: View) -> Iterator[Hit]:
+    """A Concat of dequantized tensors only, one a stored constant and another an activation."""
+    for node in view.of("Concat"):
+        sources = [dq.inputs[0] for tensor in node.inputs if (dq := view.dequantizer(tensor)) is not None]
+        stored = {source in view.model.constants for source in sources}
+        if len(sources) == len(node.inputs) and stored == {True, False}:
+            yield node, f"joins '{next(source for source in sources if source in view.model.constants)}'"
+
+
+@compiled(
     "TRT062",
     "refused",
     "One operand is int8, the other fp8",
@@ -242,16 +258,18 @@ def _eight_bits(view: View, node: Node, index: int) -> dict[str, str]:
 @compiled(
     "TRT065",
     "refused",
-    "An Attention of float32 has no kernel",
+    "An Attention of float32, or of one query, has no kernel",
     cure="convert the model to float16, or export the MatMul, Softmax and MatMul that it consists of",
-    source=f'{_NO_SOURCE}: "Attention operation was not supported by a dedicated kernel"; in float16 it builds from 16 '
-    "numbers per head on",
+    source=f'{_NO_SOURCE}: "Attention operation was not supported by a dedicated kernel"; in float16 it builds from '
+    "two queries and 12 numbers per head on",
 )
-def float32_attention(view: View) -> Iterator[Hit]:
-    """ONNX's Attention of float32."""
+def attention_without_kernel(view: View) -> Iterator[Hit]:
+    """ONNX's Attention of float32, or of queries of one step, as in a decoder with a cache."""
     for node in view.of("Attention"):
         if view.model.elem_type(node.inputs[0]) == TensorProto.FLOAT:
             yield node, "reads float32"
+        elif (view.model.shape(node.inputs[0]) or (0, 0))[-2] == 1:
+            yield node, "reads one query"
 
 
 @compiled(
@@ -303,6 +321,95 @@ def float32_products(view: View) -> Iterator[Hit]:
     for node in view.of("Gemm", "MatMul", *_RECURRENT) if view.capability == (7, 5) else ():
         if view.model.elem_type(node.outputs[0]) == TensorProto.FLOAT:
             yield node, f"is a {node.op_type} of float32"
+
+
+# ---- what the parser refuses of operators that it has --------------------------------------------------
+
+# Operators; an attribute, or the index of a constant input; the values that are taken.
+_VALUES: tuple[tuple[str, str | int, Container[object]], ...] = (
+    ("Attention", "softcap", {0.0}),
+    ("Attention", "softmax_precision", ()),
+    ("AveragePool LpPool MaxPool", "dilations", {1}),
+    ("BatchNormalization", "training_mode", {0}),
+    ("Dropout", 2, {False}),  # its training mode
+    ("LRN", "size", range(1, 16, 2)),
+    ("LSTM", "input_forget", {0}),
+    ("LpPool", "p", {1, 2}),
+    ("Resize", "antialias", {0}),
+    ("Resize", "coordinate_transformation_mode",
+     {"align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn"}),
+    ("Resize", "keep_aspect_ratio_policy", {"stretch"}),
+    ("ScatterND", "reduction", {"none"}),
+    ("TensorScatter", "mode", {"linear"}),
+    ("TopK", "k", range(3841)),
+    ("TopK", 1, range(3841)),
+)  # fmt: skip
+_NO_INTEGERS = "Einsum Gemm MatMul PRelu ReduceL2 Resize TensorScatter Upsample"
+# The types that TensorRT has, each with the operators that refuse it as their first input or output.
+_TYPES: dict[int, str] = {
+    TensorProto.FLOAT: "",
+    TensorProto.DOUBLE: "",
+    TensorProto.FLOAT16: "Celu Range",
+    TensorProto.BFLOAT16: "Celu GRU HardSwish LpNormalization LpPool Mish",
+    TensorProto.INT64: _NO_INTEGERS,
+    TensorProto.INT32: f"{_NO_INTEGERS} Relu",
+    TensorProto.BOOL: "DepthToSpace ReduceMax ReduceMin Resize SpaceToDepth Upsample",
+    TensorProto.INT8: "Einsum Mod Pad",
+    **dict.fromkeys(_STORED - {TensorProto.INT8}, "Cast CastLike"),
+}
+_OF_UINT8 = INTEGER_KERNELS | {"Cast", "CastLike", "Equal", "Identity", "Shape", "Size"}
+_FIRST_OUTPUT_ONLY = ("Attention", "LayerNormalization", "MaxPool")
+_OF_MATRICES = ("Hardmax", "LogSoftmax", "Softmax")
+FORMS = (
+    '"Found unsupported input type", "does not support dilations", "Antialiasing is not supported", "ScatterND with '
+    'reduction is not supported", "K exceeds the maximum value allowed (3840)" and others'
+)
+
+
+@compiled(
+    "TRT073",
+    "refused",
+    "The parser has the operator, but not for this type, attribute, rank or output",
+    cure="cast to a type that the operator takes, export it with other attributes, or replace it",
+    source=f"{MEASURED}: {FORMS}; the table of operators of onnx-tensorrt 10.1 states most of them",
+)
+def refused_forms(view: View) -> Iterator[Hit]:
+    """The first reason of each operator that the tables above exclude."""
+    for node in view.operators:
+        if why := next(_misfits(view, node), ""):
+            yield node, why
+
+
+def _misfits(view: View, node: Node) -> Iterator[str]:
+    """The reasons why an operator is refused."""
+    main = (node.input_at(0), *node.outputs[:1])
+    for tensor in (*main, *node.inputs[1:]):
+        kind = view.model.elem_type(tensor)
+        if kind == TensorProto.UINT8:
+            is_refused = node.op_type not in _OF_UINT8
+        else:
+            refusing = _TYPES.get(kind, node.op_type) if kind else ""
+            is_refused = node.op_type in refusing.split() and (tensor in main or kind not in _TYPES)
+        if is_refused:
+            yield f"is a {node.op_type} of {type_name(kind)}"
+    for op_types, key, taken in _VALUES:
+        if node.op_type in op_types.split():
+            for value in _given(view, node, key):
+                if value not in taken:
+                    yield f"has {value} as {key if isinstance(key, str) else node.input_at(key)}"
+    if node.op_type in _FIRST_OUTPUT_ONLY and any(node.outputs[1:]):
+        yield "has more than one output"
+    if node.op_type in _OF_MATRICES and len(view.model.shape(node.inputs[0]) or (0, 0)) < 2:
+        yield "reads a tensor of one dimension"
+
+
+def _given(view: View, node: Node, key: str | int) -> list[object]:
+    """The values of an attribute or a constant input, as far as they are given."""
+    if isinstance(key, int):
+        tensor = node.input_at(key)
+        return view.model.array(tensor).ravel().tolist() if tensor in view.model.constants else []
+    value = node.attributes.get(key, [])
+    return value if isinstance(value, list) else [value.decode() if isinstance(value, bytes) else value]
 
 
 # ---- sizes, GPUs and releases ----------------------------------------------------------------------

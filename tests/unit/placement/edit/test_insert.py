@@ -134,6 +134,13 @@ def test_a_constant_without_dimensions_is_not_stored_as_an_integer(shape: str) -
     np.testing.assert_array_equal(outputs_of(made, {"x": x})[0], x * value, strict=True)
 
 
+def test_a_constant_that_a_concat_reads_is_not_stored_as_an_integer() -> None:
+    """TensorRT's compiler refuses some of them; the class token of a vision transformer is one."""
+    model = parsed("g (float[2] x) => (float[4] y) <float[2] w = {1, 2}> { [j] y = Concat<axis = 0>(w, x) }")
+    made = inserted(model, site("w", ("j", 0), fmt="int8", weight=True))
+    assert order(made) == ["w_QuantizeLinear", "w_DequantizeLinear", "j"]
+
+
 OUTPUT = ("", 0)
 CONVS = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
     [a] t = Conv(x, w) [b] u = Relu(t) [c] v = Conv(u, w) [d] y = Relu(v) }"""
