@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qdqspec._core.config import Settings, find_folder
+from qdqspec._core.config import find_folder
 from qdqspec._core.files import RESULT
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import to_data
@@ -18,7 +19,10 @@ from qdqspec.app.cases import find_cases, find_specs
 from qdqspec.app.cli.arguments import argument, input_options, inputs_given, settings_from, verb
 from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, note
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
-from qdqspec.types import Case, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
+from qdqspec.types import Case, DeviceKey, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
+
+if TYPE_CHECKING:
+    from qdqspec.app.session import Session
 
 _TUNED = "tuned.onnx"
 
@@ -96,9 +100,9 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
             f"these folders are of one runtime: {', '.join(map(str, folders))}",
             cure=f"{cure}; to compare two runs, name the records that `tune --report run.json` writes",
         )
-    for case, found in known:
-        _note_random_inputs(case, found, arguments)
     with closing(Session(replace(settings_from(arguments), mode="measure"))) as session:
+        for case, found in known:
+            _note_differences(case, found, session.runtime(case).device, arguments)
         models = []
         for case, found in known:
             prepared, search, parity = session.work(case).prepared, found.search, found.parity
@@ -129,14 +133,19 @@ def _of_folder(folder: Path, arguments: argparse.Namespace) -> tuple[Case, Evide
     return case, found
 
 
-def _note_random_inputs(case: Case, found: Evidence, arguments: argparse.Namespace) -> None:
-    """Note that a result made with data is run with random inputs, unless ``--data`` is given."""
+def _note_differences(case: Case, found: Evidence, here: DeviceKey, arguments: argparse.Namespace) -> None:
+    """Note what differs from the run that made a result: random inputs in place of data, threads, options, versions."""
     used = None if found.parity is None else found.parity.data
+    name, folder = found.case.name, os.path.relpath(case.model.parent)
     if arguments.data is None and used in ("calibration", "evaluation"):
-        folder = os.path.relpath(case.model.parent)
-        note(
-            f"{found.case.name}: inputs are random here; {folder} was tuned with {used} data: give it with --data"
+        note(f"{name}: inputs are random here; {folder} was tuned with {used} data: give it with --data")
+    was, now = (dict(device.details) for device in (found.device, here))
+    other = sorted(key for key in {*was, *now} - {"python", "system"} if was.get(key) != now.get(key))
+    if other:
+        before, after = (
+            ", ".join(f"{key} {facts.get(key, 'by default')}" for key in other) for facts in (was, now)
         )
+        note(f"{name}: {folder} was tuned with {before}; here: {after} (--threads, --backend-option)")
 
 
 @verb(
@@ -183,13 +192,13 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
         return {**facts, **{key: one for key, one in details.items() if key.replace("_", " ") not in facts}}
 
     settings = replace(settings_from(arguments), mode="measure")
-    models = [found for what in arguments.what for found in _models(what, arguments, settings)]
-    if not models:
-        raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
     checked: list[Upgrade] = []
     here: dict[str, dict[str, str]] = {}
     there: dict[str, dict[str, str]] = {}
     with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
+        models = [found for what in arguments.what for found in _models(what, arguments, session)]
+        if not models:
+            raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
         for case, _, _ in models:
             runtime = session.runtime(case)
             name, options = runtime.backend.name, runtime.options
@@ -215,16 +224,18 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
 
 
 def _models(
-    what: str, arguments: argparse.Namespace, settings: Settings
+    what: str, arguments: argparse.Namespace, session: Session
 ) -> Iterator[tuple[Case, str, Path | None]]:
     """The tuned models that an argument names, with their names in reports; a model without a file is in the cache."""
     if (Path(what) / RESULT).is_file():
         case, found = _of_folder(Path(what).absolute(), arguments)
-        _note_random_inputs(case, found, arguments)
+        _note_differences(case, found, session.runtime(case).device, arguments)
         yield case, found.case.name, case.model.with_name(_TUNED)
         return
     references = [str(path) for path in find_specs([Path(what)])] if "::" not in what else [what]
-    for case in (case for reference in references for case in find_cases(reference, settings, Path.cwd())):
-        folder = find_folder(settings, case)
+    for case in (
+        case for reference in references for case in find_cases(reference, session.settings, Path.cwd())
+    ):
+        folder = find_folder(session.settings, case)
         is_result = (folder / RESULT).is_file() and (folder / _TUNED).is_file()
         yield case, case.name, folder / _TUNED if is_result else None

@@ -89,12 +89,25 @@ class _Mapping:
         """The origins of all kernels. A node belongs to the first kernel that reaches it."""
         made = {t for places in self._places.values() for t in places}
         taken: set[str] = set()
-        for node, known in zip(self._graph.node, self._named, strict=True):
-            tensors = tuple(dict.fromkeys(t for out in node.output for t in self._at(out)))
+        behind: dict[
+            str, tuple[str, ...]
+        ] = {}  # the source nodes of each kernel, or of the next one, by its outputs
+        for node, known in zip(reversed(self._graph.node), reversed(self._named), strict=True):
+            own = self._source.slice(self._made(node), made) or ((known.name,) if known else ())
+            if self._converts(node) or not own:  # a part of a function that ONNX Runtime has inlined
+                read = (
+                    behind.get(reader.output[0])
+                    for out in node.output
+                    for reader in self._readers.get(out, ())
+                )
+                own = self._source.in_order(next(filter(None, read), ()))[:1]
+            behind.update(dict.fromkeys(node.output, own))
+        for node in self._graph.node:
+            tensors = self._made(node)
             if self._converts(node):
                 yield Origin((), tensors or self._nearest(node))
                 continue
-            reached = self._source.slice(tensors, made) or ((known.name,) if known else ())
+            reached = behind[node.output[0]]
             nodes = tuple(name for name in reached if name not in taken) or reached[:1]
             taken.update(nodes)
             yield Origin(self._source.in_order(nodes), tensors if nodes else self._nearest(node))
@@ -117,6 +130,10 @@ class _Mapping:
         if found and node.output and not self._at(node.output[0]):
             self._place(node.output[0], self._source.chain_end(found))
         return found
+
+    def _made(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """The tensors of the source that a kernel computes."""
+        return tuple(dict.fromkeys(t for out in node.output for t in self._at(out)))
 
     def _nearest(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """The positions of a kernel's inputs, or of its consumers' outputs if it converts a generated constant."""

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx
+
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
@@ -103,6 +105,17 @@ def versions() -> dict[str, str]:
     return {"onnxruntime-qnn": version, "qairt": str(sdk), "onnxruntime": runtime.__version__}
 
 
+def _name_dimensions(graph: onnx.GraphProto) -> bool:
+    """Name the open dimensions of inputs that have no name, or -1 as size. Changes the graph; whether it did."""
+    dims = ((p.name, *each) for p in graph.input for each in enumerate(p.type.tensor_type.shape.dim))
+    unnamed = [
+        (d, f"{name}:{index}") for name, index, d in dims if d.dim_value < 0 or not d.WhichOneof("value")
+    ]
+    for dim, name in unnamed:
+        dim.dim_param = name
+    return bool(unnamed)
+
+
 def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
     """The sizes of the model's named dimensions. Raises `BackendError` for a dimension without one size."""
     found: dict[str, int] = {}
@@ -117,7 +130,7 @@ def _sizes(source: Model, options: BuildOptions) -> dict[str, int]:
             if dim.HasField("dim_value"):
                 continue
             size = given[index] if index < len(given) else 0
-            if not size or not dim.dim_param or found.get(dim.dim_param, size) != size:
+            if not size or found.get(dim.dim_param, size) != size:
                 raise BackendError(
                     f"dimension {index} of input '{value.name}' has no fixed size: all nodes would run on the CPU",
                     where=source.path,
@@ -271,6 +284,12 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
         asked.log_severity_level = 3
         asked.intra_op_num_threads = options.threads
         asked.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        given: str | bytes = str(model)
+        if _name_dimensions(self._source.proto.graph):  # a size is given by name
+            given = self._source.proto.SerializeToString()
+            asked.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(model.parent)
+            )
         for name, size in _sizes(self._source, options).items():
             asked.add_free_dimension_override_by_name(name, size)
         with TemporaryFolder() as folder:
@@ -286,7 +305,7 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
                     ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
                 device = next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
                 asked.add_provider_for_devices([device], settings)
-                session = ort.InferenceSession(str(model), asked)
+                session = ort.InferenceSession(given, asked)
             session.disable_fallback()
             _opened[:] = [chip.arch]
             self._kernels = read_kernels(folder)

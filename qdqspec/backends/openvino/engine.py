@@ -26,8 +26,8 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ ABSORBED = frozenset(
 # ---- options and messages --------------------------------------------------------------------------
 
 CPU = "cpu"
+_PRECISION, _FLOAT32 = "INFERENCE_PRECISION_HINT", "f32"
 
 _PINNED = ("qdqspec sets it, so that times of different runs are comparable", "leave it out")
 _THREADS = ("the number of threads is an option of the run", "give --threads")
@@ -138,7 +139,7 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
     kind = OPTIONS.of(options.extra).device
     found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}
     if kind != "npu":  # which has no float32
-        found |= {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
+        found |= {_PRECISION: _FLOAT32, "NUM_STREAMS": 1}
     if kind == CPU:
         found |= {
             "INFERENCE_NUM_THREADS": options.threads,
@@ -288,7 +289,8 @@ class OpenVinoEngine(_engine.TimedEngine[Any, tuple[Any, dict[str, Array]]]):
         run = partial(self._require_bound(profile)[0].infer, share_outputs=True)
         alone = self._options.threads == 1 and OPTIONS.of(self._options.extra).device == CPU
         with _refusals("the model could not be run", self.model):
-            return _engine.time_runs(run, runs, warmup, alone=alone)
+            samples = _engine.time_runs(run, runs, warmup, alone=alone)
+            return replace(samples, notes=_other_default(device_name(self._options)))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second build with counters; its sum is scaled to the latency without them."""
@@ -323,6 +325,18 @@ def _compiled(model: Path, options: BuildOptions, *, profile: bool = False) -> A
         return core.compile_model(
             core.read_model(model), device_name(options), properties(options, profile=profile)
         )
+
+
+@cache
+def _other_default(device: str) -> tuple[str, ...]:
+    """A note if OpenVINO computes a float model otherwise by default than qdqspec times it."""
+    if device == "NPU":  # nothing is set there
+        return ()
+    default = import_openvino().Core().get_property(device, _PRECISION).to_string()
+    advice = (
+        f"timed in {_FLOAT32}, and OpenVINO's default here is {default}: set {_PRECISION} in your application"
+    )
+    return () if default == _FLOAT32 else (f"{advice}, else float layers are faster and less exact there",)
 
 
 def _request(compiled: Any, values: Mapping[str, Array]) -> Any:

@@ -75,6 +75,10 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path) -> None:
     assert {name: int(engine._native.get_property(name)) for name in wanted} == wanted
     assert engine._native.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
     assert table.properties(BuildOptions(threads=2))["INFERENCE_NUM_THREADS"] == 2
+    engine.bind(FEEDS)
+    default = table.import_openvino().Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+    (*notes,) = engine.time(1).notes
+    assert [f"default here is {default}" in note for note in notes] == [True] * (default != "f32")
 
 
 def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:

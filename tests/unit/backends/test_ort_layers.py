@@ -110,6 +110,15 @@ def test_a_fused_activation_function_between_blocked_convolutions_has_its_nodes(
     assert {layer.op_type for layer in layers if layer.boundary} <= {"ReorderInput", "ReorderOutput"}
 
 
+def test_kernels_of_an_inlined_function_belong_to_its_node(tmp_path: Path) -> None:
+    """ONNX Runtime computes a Mish by kernels without names of the model: most of its time is a Softplus."""
+    text = """g (float[1, 16, 8, 8] x) => (float[1, 16, 4, 4] y)
+      { [before] c = Conv(x, w0)  [mish] m = Mish(c)  [after] y = Conv(m, w1) }"""
+    _, layers = layers_of(saved(tmp_path / "net.onnx", text, opset=18, **kernels(2, 16, 16, 3, 3)))
+    assert {layer.op_type for layer in layers if layer.boundary} <= {"ReorderInput", "ReorderOutput"}
+    assert {layer.nodes for layer in layers if layer.op_type == "Softplus"} == {("mish",)}
+
+
 def test_times_add_up_to_the_latency_without_outliers() -> None:
     nodes = [onnx.helper.make_node("Conv", ["x"], ["y"], "a"), onnx.helper.make_node("Relu", ["y"], ["z"])]
     graph = Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [])))

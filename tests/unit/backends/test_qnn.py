@@ -22,7 +22,7 @@ from qdqspec.errors import BackendError, ConfigError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.lint import lint_model
 from qdqspec.testing.backends import BackendContract, small_model
-from qdqspec.types import LayerTime
+from qdqspec.types import InputShape, LayerTime, ShapeProfile
 
 DATA = Path(__file__).parents[2] / "data"
 TARGET = "onnxruntime-qnn-htp-emulator"
@@ -147,6 +147,24 @@ def test_an_open_shape_is_refused_and_not_left_to_the_cpu(emulator: Isolated) ->
     assert "QNN001" in {found.id for found in lint_model(load_model(path), TARGET)}
     with pytest.raises(BackendError, match="no fixed size"):
         emulator.build(path, CHOSEN)
+
+
+@pytest.mark.parametrize("size", [None, -1])
+def test_a_dimension_without_a_name_gets_the_size_of_the_profile(
+    emulator: Isolated, tmp_path: Path, size: int | None
+) -> None:
+    """Exporters write such dimensions, also as -1, and QNN would leave all nodes to the CPU."""
+    path = saved(tmp_path, IN + CONV + OUT.format("c"))
+    model = onnx.load(path)
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.Clear()
+    if size is not None:
+        dim.dim_value = size
+    onnx.save(model, path)
+    assert [found.id for found in lint_model(load_model(path), TARGET)] == ["QNN001"]
+    profile = ShapeProfile(shapes={"x": InputShape.of((1, 3, 8, 8))})
+    layers = built(emulator, path, replace(CHOSEN, profiles=(profile,)))
+    assert in_integers(layers) == (1, 1)
 
 
 @pytest.mark.parametrize(("io", "on_npu"), [("cpu", []), ("npu", ["Dequantize", "Quantize"])])

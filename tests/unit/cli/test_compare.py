@@ -196,6 +196,16 @@ def test_a_version_that_refuses_the_model_fails(verb, tuned, python):
     assert "this version does not read the model" in result.out
 
 
+def test_a_folder_tuned_with_other_options_is_noted(verb, tuned, python):
+    record = Path("reports/a/default/result.json")
+    made = json.loads(record.read_text())
+    made["device"]["details"]["threads"] = "2"
+    record.write_text(json.dumps(made))
+    result = verb("upgrade-check", "reports/a/default", "--python", python(SAME))
+    assert result.code == 0, result.err
+    assert "reports/a/default was tuned with threads 2; here: threads by default" in result.err
+
+
 def interval(low: float, median: float, high: float) -> Interval:
     return Interval(low=low, median=median, high=high)
 
