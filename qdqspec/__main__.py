@@ -1,6 +1,7 @@
 """The command ``qdqspec``, also as ``python -m qdqspec``."""
 
 import gc
+import io
 import sys
 
 INTERRUPTED = 130  # the convention of shells
@@ -8,6 +9,8 @@ INTERRUPTED = 130  # the convention of shells
 
 def main() -> int:
     """Run one command and return the exit code. An interrupt of imports prints no traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that its encoding lacks
     try:
         from qdqspec.app.cli import main as run
 

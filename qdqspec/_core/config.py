@@ -287,15 +287,16 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Settings:
-    """Settings from flags, then environment, then ``pyproject.toml`` of ``root``, then defaults.
+    """Settings from flags, then environment, then the nearest ``pyproject.toml`` at or above ``root``, then defaults.
 
     ``flags`` holds unparsed values by key; ``configured`` those flags that a file gave, such as pytest's
     ``addopts``. Relative paths of flags and environment start at ``cwd`` (default: the current folder), the
-    file's at ``root``. Raises `ConfigError` naming the place of an unknown key or an invalid value.
+    file's at its folder. Raises `ConfigError` naming the place of an unknown key or an invalid value.
     """
+    home = find_root(root)  # a folder with a pytest.ini of its own is a root without the project's file
     here, environ = cwd or Path.cwd(), os.environ if environ is None else environ
     layers = (
-        _from_file(root / "pyproject.toml"),
+        _from_file(home / "pyproject.toml"),
         _from_environment(environ),
         [(key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()],
         [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()],
@@ -305,7 +306,7 @@ def load_settings(
             cure = f"give {prefix}{BY_KEY[key].name} on the command line"
             raise ConfigError(f"{origin}: {why}", cure=cure)
     found: dict[str, Setting] = {}
-    for number, (layer, base) in enumerate(zip(layers, (root, here, here, here), strict=True)):
+    for number, (layer, base) in enumerate(zip(layers, (home, here, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
             if key == "backend_option":  # this imports the named backends

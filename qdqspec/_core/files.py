@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RESULT = "result.json"  # of a case; written last: if it exists, the files beside it are complete
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
+OTHER_FOLDER = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"  # a cure
 _SHARED = "qdqspec-"  # prefix of a user's folder for temporary files
 _CURE = "set TMPDIR to another folder"
 

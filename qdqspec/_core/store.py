@@ -79,9 +79,11 @@ class Store:
         try:
             root = self._elsewhere or self._made_folder()
             with partial_folder(root) as partial:
-                fill(partial)
-                _write_manifest(partial, self._clock())
-                return _move_in(partial, root / key)
+                entry = partial / key  # with the rights of a new folder: other users may share the cache
+                entry.mkdir()
+                fill(entry)
+                _write_manifest(entry, self._clock())
+                return _move_in(entry, root / key)
         except OSError as error:
             if error.errno not in _UNWRITABLE and not is_full(error):
                 raise

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from qdqspec._core.files import Closing, unwritable, write_whole
+from qdqspec._core.files import OTHER_FOLDER, Closing, unwritable, write_whole
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import content_sum, from_data, to_data
 from qdqspec.errors import OutputError, StateError
@@ -47,7 +47,7 @@ SCHEMA_VERSION = 4
 MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
 _OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
 _NODES = "model_nodes"  # digests, from which a message names what changed
-_AWAY = "move the journal away, or choose another output folder, to start anew"
+_AWAY = f"move the journal away, or {OTHER_FOLDER}, to start anew"
 
 
 class Journal(Closing):
@@ -232,5 +232,4 @@ def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    cure = "choose another output folder; the trials before it are kept"
-    return unwritable("the journal", path, error, cure)
+    return unwritable("the journal", path, error, f"{OTHER_FOLDER}; the trials before it are kept")

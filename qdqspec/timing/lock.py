@@ -15,7 +15,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from qdqspec._core.files import remove_partial, shared_folder, unwritable
+from qdqspec._core.files import OTHER_FOLDER, remove_partial, shared_folder, unwritable
 from qdqspec.errors import OutputError, StateError
 
 _PATIENCE = 0.5  # seconds of waiting for a device that are not reported
@@ -86,7 +86,7 @@ class RunLock(_Lock):
         folder = self.path.parent
         if folder.absolute() in _OWN_FOLDERS:
             what = f"another run is writing here (process {os.getpid()}, which is this one)"
-            cure = "wait for it to end, or choose another output folder"
+            cure = f"wait for it to end, or {OTHER_FOLDER}"
             raise StateError(what, where=folder, cure=cure)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class RunLock(_Lock):
                 remove_partial(each)
         except OSError as error:
             self.release()
-            raise unwritable("the folder", folder, error, "choose another output folder") from None
+            raise unwritable("the folder", folder, error, OTHER_FOLDER) from None
         _OWN_FOLDERS.add(folder.absolute())
         return self
 

@@ -53,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"qdqspec: {error}")
         say_error(str(error), what=error.what, where=error.where, cure=error.cure)
         return IMPOSSIBLE
-    except BrokenPipeError:  # the reading process, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
     except KeyboardInterrupt:
         start = "\n" if sys.stderr.isatty() else ""  # the terminal has written ^C
         # with a cluster the measurements are on the worker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -273,7 +272,6 @@ def answer_started(arguments: argparse.Namespace, address: str) -> None:
     answer(arguments, {"address": address, "add_devices_with": add}, address)
     if not arguments.json:
         complain(f"The scheduler runs. Add devices with: {add}")
-    sys.stdout.flush()
 
 
 def worker_row(worker: WorkerInfo) -> dict[str, Any]:
@@ -317,7 +315,6 @@ def worker(arguments: argparse.Namespace) -> int:
     def ready(found: Announcement) -> None:
         lines = [f"{found.host} offers:", *(f"  {device.backend}: {device.key}" for device in found.devices)]
         answer(arguments, to_data(found), "\n".join(lines))
-        sys.stdout.flush()
 
     end_on_sigterm()
     address, backends = Address.parse(arguments.address), tuple(arguments.backend or ())

@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 def say_json(value: object) -> None:
     """Write a value as JSON to standard output."""
-    sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
+    _write_line(json.dumps(value, indent=2), sys.stdout)
 
 
 def say_error(error: str, *, what: str, where: str | None, cure: str | None) -> None:
@@ -83,13 +83,20 @@ def note(text: str) -> None:
 def complain(text: str) -> None:
     """Write text to standard error, on a terminal in colour."""
     _write(text, sys.stderr)
-    sys.stderr.flush()
 
 
 def _write(text: str, stream: TextIO) -> None:
     if wants_color(COLOR.get(), os.environ, is_terminal=stream.isatty()):
         text = color_words(text)
-    stream.write(f"{text}\n")
+    _write_line(text, stream)
+
+
+def _write_line(text: str, stream: TextIO) -> None:
+    try:
+        stream.write(f"{text}\n")
+        stream.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has ended: the exit code is that of the verb
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def end_on_sigterm() -> None:

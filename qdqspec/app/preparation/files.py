@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from qdqspec._core import hooks
-from qdqspec._core.files import RESULT, explained, partial_folder
+from qdqspec._core.files import OTHER_FOLDER, RESULT, explained, partial_folder
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import write_half
 from qdqspec.app.preparation.stored import (
@@ -22,7 +22,6 @@ from qdqspec.app.preparation.stored import (
     JOURNAL,
     LAYERS,
     MODEL,
-    OTHER_FOLDER,
     RAW_MODEL,
     REFERENCE,
     REGIONS,

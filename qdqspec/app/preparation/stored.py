@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
-from qdqspec._core.files import explained, remove_partial
+from qdqspec._core.files import OTHER_FOLDER, explained, remove_partial
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.store import Store, cache_key
@@ -202,9 +202,6 @@ def data_digest(source: DataSource | None) -> str:
         digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
         digest.update(b"labels" if source.labels is not None else b"")
     return digest.hexdigest()
-
-
-OTHER_FOLDER = "choose another output folder: --qdq-output DIR of pytest, -o DIR of a verb"  # a cure
 
 
 def make_folder(folder: Path) -> None:

@@ -89,9 +89,8 @@ class _Mapping:
         """The origins of all kernels. A node belongs to the first kernel that reaches it."""
         made = {t for places in self._places.values() for t in places}
         taken: set[str] = set()
-        behind: dict[
-            str, tuple[str, ...]
-        ] = {}  # the source nodes of each kernel, or of the next one, by its outputs
+        # by outputs of kernels: the source nodes of the kernel, or of the next one
+        behind: dict[str, tuple[str, ...]] = {}
         for node, known in zip(reversed(self._graph.node), reversed(self._named), strict=True):
             own = self._source.slice(self._made(node), made) or ((known.name,) if known else ())
             if self._converts(node) or not own:  # a part of a function that ONNX Runtime has inlined

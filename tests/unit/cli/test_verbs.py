@@ -152,6 +152,27 @@ def test_completions_of_a_shell(tmp_path, line, found):
     assert (tmp_path / "found").read_text().split() == found
 
 
+def test_a_closed_pipe_and_letters_that_the_output_lacks_keep_the_exit_code(models, tmp_path):
+    folder = tmp_path / "Wörter"
+    folder.mkdir()
+    tuned = Path(__file__).parents[2] / "data" / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    reader, closed = os.pipe()
+    os.close(reader)
+    differ = ("diff", models / "digits_resnet.onnx", tuned)
+    for words, output, code in ((differ, closed, 1), (("config",), subprocess.PIPE, 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "qdqspec", *words],
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (code, b"")
+    os.close(closed)
+    assert b"W\\xf6rter" in done.stdout
+
+
 def test_the_page_has_every_option_of_modelopt() -> None:
     page = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
     listed = set(re.findall(r"^\| `(--\w+)", page.read_text(encoding="utf-8"), flags=re.M))

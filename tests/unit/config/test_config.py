@@ -48,7 +48,11 @@ def test_relative_paths_start_at_the_file_or_the_current_folder(tmp_path):
     assert load_settings(tmp_path, environ={}) == Settings(root=tmp_path)
     root = project(tmp_path, '[tool.qdqspec]\ncache_dir = "kept"\nallow-path = ["a", "b"]\n')
     elsewhere = tmp_path / "elsewhere"
-    settings = load_settings(root, flags={"output": "out"}, environ={"QDQSPEC_JSON": "r.json"}, cwd=elsewhere)
+    below = root / "ml"  # the rootdir of pytest, for a pytest.ini there
+    settings = load_settings(
+        below, flags={"output": "out"}, environ={"QDQSPEC_JSON": "r.json"}, cwd=elsewhere
+    )
+    assert settings.root == below
     assert settings.cache_dir == root / "kept"
     assert settings.allow_path == (root / "a", root / "b")
     assert settings.output == elsewhere / "out"
@@ -121,7 +125,7 @@ def test_options_for_backends_are_collected_from_all_sources(tmp_path, backend):
         f"{backend}.plugins": f"{tmp_path / 'a.so'}{os.pathsep}{tmp_path / 'b.so'}",
         "trtexec.args": "--verbose",
     }
-    assert load_settings(tmp_path / "elsewhere", environ={}).extra == {}
+    assert load_settings(tmp_path.parent, environ={}).extra == {}
 
 
 FILE = "pyproject.toml [tool.qdqspec] "

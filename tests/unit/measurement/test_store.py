@@ -35,6 +35,7 @@ def test_a_stored_entry_is_found_by_another_run(store: Store) -> None:
     assert again.get(KEY) == put
     assert (put / "regions" / "a.json").read_text() == "{}"
     assert not again.warnings
+    assert put.stat().st_mode == (put / "regions").stat().st_mode, "other users may share the cache"
     assert (store.folder / ".gitignore").read_text() == "*\n"
     tag = (store.folder / "CACHEDIR.TAG").read_text()
     assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55")
