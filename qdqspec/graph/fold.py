@@ -340,9 +340,15 @@ def fold_weights(model: Model) -> Folded:
 
 
 def folded_like(model: Model, other: Model) -> Folded | None:
-    """The model as `fold_weights` makes it, if that removes nodes and ``other`` has none of these; else ``None``."""
+    """The model as `fold_weights` makes it, if that removes nodes and ``other`` has none of these; else ``None``.
+
+    Those on integers of a weight do not count: without the pair after them, their result is a weight.
+    """
     folded = fold_weights(model)
-    return folded if folded.missing and other.by_name.keys().isdisjoint(folded.missing) else None
+    same = (other.by_name[name] for name in folded.missing if name in other.by_name)
+    narrow = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+    is_kept = any(other.elem_type(node.outputs[0]) not in narrow for node in same)
+    return folded if folded.missing and not is_kept else None
 
 
 def fold_batchnorm(model: Model) -> Folded:

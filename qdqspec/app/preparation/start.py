@@ -167,10 +167,9 @@ class KeptScales:
 def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]) -> KeptScales:
     """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
 
-    Of pairs with integer formats and, for weights, symmetric scales. Zero points are kept with the scales of
-    activations. Scales of weights that differ from the model's, as where a
-    BatchNormalization is folded in one of both only, are not kept, and noted; nor are those of activations that another
-    operator makes.
+    Of pairs with constant scales, integer formats and, for weights, zero points in the middle. Zero points are kept
+    with the scales of activations. Scales of weights that differ from the model's, as where a BatchNormalization is
+    folded in one of both only, are not kept, and noted; nor are those of activations that another operator makes.
     """
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == ".onnx"):
@@ -183,8 +182,8 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
         matcher = Matcher(model, imported.positions)
         for pair in imported.pairs:
             fmt = number_format(pair.site.format)
-            is_integer = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
-            if not is_integer or (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
+            has_numbers = not (fmt.floating or fmt.block or fmt.at_run_time or fmt.name == BIAS_FORMAT)
+            if not has_numbers or (pair.site.weight and set(pair.zero_point) != {fmt.middle}):
                 continue
             for site in matcher.find(pair.site)[0]:
                 if not site.weight and _find_maker(model, site.tensor) != _find_maker(

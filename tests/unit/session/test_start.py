@@ -400,6 +400,14 @@ def test_scales_that_would_clip_a_weight_are_not_kept(tmp_path: Path, factor: fl
     assert bool(kept_scales(larger, [tmp_path / "q.onnx"], lambda _: None).weights) == is_kept
 
 
+def test_a_scale_that_is_computed_when_the_model_runs_is_not_kept(tmp_path: Path) -> None:
+    model = parsed("g (float[2,4] x) => (float[2,4] y) { [m] y = MatMul(x, w) }", 13, w=(4, 4))
+    save_model(model.proto, tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "q.onnx")
+    kept = kept_scales(model, [tmp_path / "q.onnx"], lambda _: None)
+    assert ([*kept.ranges], [tensor for tensor, _, _ in kept.weights]) == ([], ["w"])
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_scales_of_each_format_of_a_tensor_are_kept(tmp_path: Path, *, swapped: bool) -> None:
     """As where a tool joins layers of 8 and of 16 bits; the range of one format gives the other its own no more."""

@@ -401,6 +401,19 @@ WEIGHT = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32)
 SQUARES = "(float[2,2] x) => (float[2,2] y)"
 
 
+def test_a_transposed_weight_whose_integers_a_tool_transposes_is_restored_from_the_reference() -> None:
+    """As the table of an embedding that the last product reads too."""
+    ends, w = "g (int64[2] i) => (float[2,3] y)", np.arange(12, dtype=np.float32).reshape(3, 4)
+    original = net(f"{ends} {{ [g] e = Gather(w, i)  [turn] t = Transpose(w)  [m] y = MatMul(e, t) }}", w=w)
+    quantized = net(
+        f"""{ends} {{ [turn] p = Transpose(q)  t = DequantizeLinear(p, s, z)
+            [g] k = Gather(q, i)  e = DequantizeLinear(k, s, z)  [m] y = MatMul(e, t) }}""",
+        q=np.rint(w / 0.5).astype(np.uint8) + np.uint8(3), **NUMBERS,
+    )  # fmt: skip
+    stripped = strip_qdq(quantized, original)
+    assert stripped.proto == original.proto
+
+
 def test_a_weight_that_the_tool_scaled_is_not_taken_from_the_reference() -> None:
     """As SmoothQuant does, which divides the data before the layer by the same factors."""
     reference = net(f"g {SQUARES} {{ [m] m = MatMul(x, w)  [a] y = Add(m, b) }}", w=WEIGHT, b=HALF["s"])
