@@ -45,7 +45,7 @@ class TestParity(CheckContract):
         {"kind": "parity", "min_cosine": 0.9999, "runtime": {"min_sqnr_db": 40}},
         replace(FASTER, culprits=sample_culprits()),
     )
-    inconclusive = ({"kind": "parity", "min_agreement": "99%", "top_k": 7}, FASTER)
+    inconclusive = ({"kind": "parity", "min_slice_sqnr_db": 20}, FASTER)
 
 
 SEARCHED = {"kind": "parity", "min_sqnr_db": 20, "search": {"examples": 200, "seconds": 30}}
