@@ -51,6 +51,15 @@ def clean_environment() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Any]:
+    """A session in an empty folder."""
+    from qdqspec.app.session import Session
+
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
 @dataclass
 class Outcome:
     code: int

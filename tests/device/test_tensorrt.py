@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
+from onnx_text import saved
 
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions

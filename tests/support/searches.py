@@ -55,9 +55,9 @@ def residual_space(*formats: str) -> SchemeSpace:
     return SchemeSpace(model, capabilities, rules=QuantizeRules(format="+".join(formats)))
 
 
-def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:
+def kernel(*nodes: str, ms: float = 1.0, integer: bool = False) -> LayerTime:
     """A kernel that computes these nodes."""
-    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes)
+    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes, integer=integer)
 
 
 def pure_placements(space: SchemeSpace) -> list[Placement]:

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ from types import CodeType
 from typing import IO
 
 import pytest
-from nvidia_smi import answering_for
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 OPTIONS: Mapping[str, list[str]] = json.loads((DATA / "api" / "trtexec-options.json").read_text())
@@ -72,6 +72,25 @@ def put_trtexec(
 def _executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
+
+
+# ---- scripts that imitate nvidia-smi -------------------------------------------------------------
+
+
+def answering(fields: Mapping[str, str]) -> str:
+    """A script that returns these fields in the order of the query; an unknown field is an error with code 2."""
+    cases = "".join(f'    {name}) row="$row, {text}" ;;\n' for name, text in fields.items())
+    return (
+        '#!/bin/sh\nfor word in "$@"; do case "$word" in --query-gpu=*) asked=${word#*=} ;; esac; done\n'
+        'row=\nfor name in $(echo "$asked" | tr , " "); do case "$name" in\n'
+        f'{cases}    *) echo "Field \\"$name\\" is not a valid field to query."; exit 2 ;;\nesac; done\n'
+        'echo "${row#, }"\n'
+    )
+
+
+def answering_for(first: str, others: str) -> str:
+    """A script that returns one row for GPU 0 and another for other indices, and fails for ``none``."""
+    return f"#!/bin/sh\ncase $2 in 0) echo {shlex.quote(first)};; none) exit 6;; *) echo {shlex.quote(others)};; esac\n"
 
 
 # ---- without processes ---------------------------------------------------------------------------

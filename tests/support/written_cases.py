@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from graph_text import saved
+from onnx_text import saved
 from sessions import few_digits
 
 from qdqspec.testing.records import params_of

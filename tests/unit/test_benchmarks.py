@@ -73,3 +73,15 @@ def test_a_benchmark_continues_with_missing_rows(resumed: ModuleType, tmp_path: 
 def test_a_row_above_the_time_limit_is_stopped(resumed: ModuleType, tmp_path: Path) -> None:
     rows = run(resumed, tmp_path, ["slow"], limit_s=1.0)
     assert rows["slow"]["failed"].startswith("stopped after")
+
+
+# of PyTorch, NNCF, AMD Quark and ModelOpt, which are not dependencies
+OWN_ENVIRONMENTS = ("architectures", "nncf_run", "peer", "quark_run")
+NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in OWN_ENVIRONMENTS)
+
+
+def test_each_benchmark_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other checks do not cover the parts of the package that benchmarks use."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in NAMES:
+        importlib.import_module(name)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from nvidia_smi import answering
 from trt_surface import VERSIONS
-from trtexec_install import Trtexec, put_trtexec, run_here
+from trtexec_install import Trtexec, answering, put_trtexec, run_here
 
 from qdqspec.testing.backends import small_model
 from qdqspec.timing import bench

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from graph_text import model_of
+from onnx_text import model_of
 
 from qdqspec._core.hooks import Declaration
 

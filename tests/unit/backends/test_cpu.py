@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from graph_text import saved
 from hypothesis import given, strategies as st
+from onnx_text import saved
 
 from qdqspec.backends import _cpu
 from qdqspec.backends._cpu import Cpu

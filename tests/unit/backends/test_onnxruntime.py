@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
+from onnx_text import saved
 from refused_models import pad_that_no_run_survives
 
 from qdqspec.backends._engine import known_cure

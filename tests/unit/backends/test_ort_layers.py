@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graph_text import kernels, saved
 from hypothesis import example, given, strategies as st
+from onnx_text import kernels, saved
 
 from qdqspec.backends._source import Origin
 from qdqspec.backends.base import BuildOptions

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import model_of
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_text import model_of
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, layers_of
 
 from qdqspec.backends.base import BuildOptions, Engine

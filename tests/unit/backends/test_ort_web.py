@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
 from installed import require_web
+from onnx_text import saved
 from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
 from processes import processes_with, runs, wait_until
 

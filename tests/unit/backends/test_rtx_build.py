@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from graph_text import saved
 from installed import require_rtx
+from onnx_text import saved
 
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions

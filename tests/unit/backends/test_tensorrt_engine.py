@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
+from onnx_text import saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.build import OPTIONS

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from graph_text import model_of
+from onnx_text import model_of
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt.ops import RULES, capabilities as tensorrt_capabilities

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import kernels, saved
 from onnx import helper
+from onnx_text import kernels, saved
 from trt_surface import ROOT
 
 from qdqspec.app.preparation import prepare

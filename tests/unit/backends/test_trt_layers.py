@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from graph_text import saved
+from onnx_text import saved
 
 from qdqspec.backends.tensorrt.exported import _end_to_end
 from qdqspec.backends.tensorrt.layers import (

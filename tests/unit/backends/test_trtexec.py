@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graph_text import kernels, saved
+from onnx_text import kernels, saved
 from processes import runs, wait_until
 
 from qdqspec._core.config import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph_text import saved
+from onnx_text import saved
 from PIL import Image
 
 from qdqspec._core.units import at_least_text

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
 from odd import ODD_MODELS
+from onnx_text import saved
 
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.data import open_data, shaped_by_data

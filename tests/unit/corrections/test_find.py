@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
-from graph_text import model_of
+from onnx_text import model_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization

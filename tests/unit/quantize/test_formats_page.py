@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from graph_text import model_of
+from onnx_text import model_of
 from packaging.version import Version
 from tabulate import tabulate
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from onnx_text import parsed
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import FORMATS, QuantParams
-from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.quantizer import Quantizer, packed, unpacked
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Site
@@ -78,3 +79,12 @@ def test_a_bias_beyond_32_bits_saturates() -> None:
     with warnings.catch_warnings(action="error"):
         assert quantize(np.float32([300]), tiny) == 2**31 - 1
         assert quantize(np.float32([-300]), tiny) == -(2**31)
+
+
+@given(seed=st.integers(0, 99))
+def test_rounding_is_equal_after_encoding_as_text(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    nearest = random.integers(-60, 60, (3, 4)).astype(np.int8)
+    integers = (nearest + random.integers(-3, 4, (3, 4))).astype(np.int8)
+    steps = unpacked(packed(integers - nearest), np.dtype(np.int8), nearest.size)
+    np.testing.assert_array_equal(nearest + steps.reshape(nearest.shape), integers)

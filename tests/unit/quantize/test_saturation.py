@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_text import model_of
 from hypothesis import example, given, settings, strategies as st
 from onnx import helper
+from onnx_text import model_of
 
 from qdqspec.app.session import Session
 from qdqspec.graph.definition import evaluator_of

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_text import model_of
 from hypothesis import given, strategies as st
-from onnx_text import parsed
+from onnx_text import model_of, parsed
 
 from qdqspec._core.registry import resolve
 from qdqspec.graph.model import Model, load_model

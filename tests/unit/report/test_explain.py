@@ -10,16 +10,22 @@ import yaml
 from hypothesis import given, strategies as st
 from sample_evidence import sample_culprits
 
-from qdqspec.app.evidence.explained import ExplainedEngine, compare
+from qdqspec.app.evidence.explained import (
+    ExplainedEngine,
+    compare,
+    layer_changes,
+    median_layers,
+    steady_changes,
+)
 from qdqspec.app.report.culprits import culprits_text
 from qdqspec.app.report.explain_text import advice, explain_json, explain_text, paragraph
 from qdqspec.types import Consumer, LayerTime
 
 
-def kernel(*nodes, ms=1.0, integer=False, precision="", name=""):
+def kernel(*nodes, ms=1.0, integer=False, precision="", name="", op="K"):
     return LayerTime(
         name=name or "+".join(nodes),
-        op_type="K",
+        op_type=op,
         milliseconds=ms,
         nodes=nodes,
         integer=integer,
@@ -27,8 +33,8 @@ def kernel(*nodes, ms=1.0, integer=False, precision="", name=""):
     )
 
 
-def conversion(op="Reformat", ms=0.5, name=""):
-    return LayerTime(name=name or op, op_type=op, milliseconds=ms, tensors=("t",), boundary=True)
+def conversion(op="Reformat", ms=0.5, name="", tensor="t"):
+    return LayerTime(name=name or op, op_type=op, milliseconds=ms, tensors=(tensor,), boundary=True)
 
 
 def engine(*layers, name="tuned", ms=None, **more):
@@ -157,3 +163,51 @@ def test_the_lines_for_a_spec_are_valid_yaml_for_any_names_of_nodes() -> None:
     lines = text[text.index("patterns:") :]
     read = yaml.safe_load("\n".join(line.removeprefix("  ") for line in lines.split("\n")))
     assert read["patterns"]["nodes"]["exclude"] == ['say "a"\\b', "x: [[]1][*]", "Conv#5", "-"]
+
+
+# ---- differences between the kernels of two versions ---------------------------------------------
+
+
+OLD = (kernel("conv1", "relu1", ms=1.0), kernel("conv2", ms=1.0), kernel("add", ms=0.5, op="Add"))
+
+
+def test_kernels_of_another_name_or_order_with_the_same_nodes_are_the_same():
+    new = tuple(
+        LayerTime(name="x", op_type=k.op_type, milliseconds=k.milliseconds, nodes=k.nodes) for k in OLD
+    )
+    assert layer_changes(OLD, new[::-1]) == ()
+
+
+def test_a_kernel_that_falls_back_to_float_changes_its_precision_and_time():
+    old = (kernel("conv1", ms=0.4, integer=True, precision="int8"), OLD[1])
+    (change,) = layer_changes(old, (kernel("conv1", ms=1.0, precision="f32"), OLD[1]))
+    assert change.kinds == ("precision", "time")
+    assert change.before == ("K (conv1), int8",)
+    assert change.after == ("K (conv1), f32",)
+
+
+def test_a_new_conversion_is_a_change_of_fusion_and_names_its_tensor():
+    (change,) = layer_changes(OLD, (*OLD, conversion(ms=0.01, tensor="y")))
+    assert change.kinds == ("fusion",)
+    assert (change.nodes, change.tensors, change.before) == ((), ("y",), ())
+
+
+def test_small_changes_of_time_are_not_listed():
+    assert layer_changes(OLD, (kernel("conv1", "relu1", ms=1.2), *OLD[1:])) == ()  # 20 %
+    tiny = (*OLD, kernel("tiny", ms=0.01))
+    assert layer_changes(tiny, (*OLD, kernel("tiny", ms=0.05))) == ()  # 1.6 % of the model
+    (change,) = layer_changes(OLD, (kernel("conv1", "relu1", ms=1.3), *OLD[1:]))
+    assert change.kinds == ("time",)
+
+
+def test_a_change_of_time_that_another_pair_of_builds_does_not_confirm_is_noise():
+    slow = (kernel("conv1", "relu1", ms=1.5), *OLD[1:])
+    assert steady_changes((OLD, OLD), (slow, OLD)) == ()
+    assert steady_changes((OLD, slow), (slow, OLD)) == ()  # opposite signs
+    (change,) = steady_changes((OLD, OLD), (slow, slow))
+    assert change.kinds == ("time",)
+
+
+def test_the_median_of_profiles_is_taken_kernel_by_kernel():
+    profiles = [(kernel("a", ms=ms), kernel("b", ms=10 * ms)) for ms in (1.0, 9.0, 2.0)]
+    assert [layer.milliseconds for layer in median_layers(profiles)] == [2.0, 20.0]

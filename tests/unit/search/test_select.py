@@ -196,9 +196,3 @@ def test_finalists_ran_and_are_accurate_enough_on_all_data() -> None:
     assert (roles["winner"], roles["runner-up"], roles["everything"]) == (FEW, placement(4), ALL)
     assert asked[:2] == [MANY, FEW]
     assert set(asked) == {MANY, FEW, other, placement(4)}
-
-
-def test_a_placement_that_is_faster_than_the_converted_model_without_pairs_is_selected() -> None:
-    faster = choose(ROLES, {"reference": ONE, "winner": ratio(0.5)}, plain=ratio(0.9))
-    assert faster.role == "winner"
-    assert "converted to float32 without pairs it takes 0.90" in faster.reason

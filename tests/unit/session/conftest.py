@@ -28,12 +28,6 @@ def fast_integers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(root=tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a small model that is faster in integers, and four samples with labels."""
     folder = tmp_path / "project"

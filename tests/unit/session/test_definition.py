@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
-from graph_text import saved
+from onnx_text import saved
 from refused_models import (
     integers_with_other_values,
     mixed_float_types,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph_text import kernels
+from onnx_text import kernels
 from written_cases import check_of, normal, written_case
 
 from qdqspec import load_spec

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graph_text import saved
 from onnx import TensorProto
+from onnx_text import saved
 from sessions import Open
 from written_cases import check_of, normal
 

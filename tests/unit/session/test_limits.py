@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import arrays_of
+from searches import kernel
 from written_cases import normal, written_case
 
 from qdqspec.accuracy.evaluator import SAMPLES
@@ -259,10 +260,6 @@ def test_other_reasons_of_a_search_that_was_cut_short() -> None:
 
 OPS = {"conv": "Conv", "swish": "HardSwish", "shape": "Shape", "reshape": "Reshape", "gemm": "Gemm"}
 PAIRS = tuple(PlacedPair(site=site(node, node), scale=(0.1,), zero_point=(0,)) for node in OPS)
-
-
-def kernel(*nodes: str, ms: float = 1.0, integer: bool = False) -> LayerTime:
-    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes, integer=integer)
 
 
 def test_only_operators_in_narrow_kernels_are_quantized_work() -> None:

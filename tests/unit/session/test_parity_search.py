@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import arrays_of
-from graph_text import saved
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
+from onnx_text import saved
 from stand_ins import RunsModels
 from written_cases import check_of, written_case
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import arrays_of
-from graph_text import kernels
+from onnx_text import kernels
 from sessions import Open
 from written_cases import normal, written_case
 

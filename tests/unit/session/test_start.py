@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from graph_text import model_of, saved
-from onnx_text import parsed
+from onnx_text import model_of, parsed, saved
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from random_models import ranges_for
+from random_models import floating, ranges_for
 from sessions import Open
 from written_cases import digits_case
 
@@ -39,7 +38,6 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.search.journal import Journal
 from qdqspec.types import Case, Consumer, PatternRules, Placement, QuantizeRules, Site, Trial, TuneRules
-from tests.support.weights import floating
 
 DATA = Path(__file__).parents[2] / "data"
 STATIC = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"

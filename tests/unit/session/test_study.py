@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graph_text import saved
+from onnx_text import saved
 from written_cases import normal
 
 from qdqspec.app.session import Session

@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from onnx import helper, numpy_helper
 from onnx_text import outputs_of, parsed
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from random_models import bytes_of, floating
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.dynamic_pairs import with_pairs
@@ -32,7 +33,6 @@ from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
-from tests.support.weights import floating
 
 _WIDTH, _HIDDEN = 8, 4
 _TAKES = "QAttention takes float32, equal sizes of queries, keys and values, and here no earlier ones"
@@ -136,10 +136,6 @@ def _kernels(proto: onnx.ModelProto, folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in Model(onnx.load(options.optimized_model_filepath)).nodes)
 
 
-def _bytes(proto: onnx.ModelProto) -> bytes:
-    return bytes(proto.SerializeToString(deterministic=True))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_has_one_kernel_for_each_operator_with_results_close_to_the_float_model(
     name: str, tmp_path: Path
@@ -168,9 +164,9 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
     model = MODELS[name]()
     for weights in ("float", "integer"):
         quantized = Model(_inserted(model, weights))
-        assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
+        assert bytes_of(strip_qdq(quantized, model).proto) == bytes_of(model.proto)
         alone = Model(strip_qdq(quantized).proto)
-        assert weights == "integer" or _bytes(alone.proto) == _bytes(model.proto)
+        assert weights == "integer" or bytes_of(alone.proto) == bytes_of(model.proto)
         nodes = [[n.proto for n in each.nodes if not n.is_marker] for each in (alone, model)]
         assert nodes[0] == nodes[1]
         assert alone.proto.opset_import == model.proto.opset_import
@@ -181,7 +177,7 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
     assert labels_of(space, placement) == space.uniform("dynamic")
     pairs = Quantizer(model, {}, reduce_range=True).placed(placement)
     write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime", pairs=pairs))
-    assert _bytes(apply_scheme(model, tmp_path / "scheme.json").proto) == _bytes(quantized.proto)
+    assert bytes_of(apply_scheme(model, tmp_path / "scheme.json").proto) == bytes_of(quantized.proto)
 
 
 @pytest.mark.parametrize(("directions", "width"), [(1, 24), (2, 32), (1, 256), (2, 300)])
@@ -217,7 +213,7 @@ def test_strip_and_import_invert_quantize_dynamic(name: str, per_channel: bool, 
     assert any(node.op_type in kernels for node in quantized.nodes)
     stripped = strip_qdq(quantized, model).proto
     assert np.array_equal(_run(stripped), _run(model.proto))
-    assert not name.startswith("attention") or _bytes(stripped) == _bytes(model.proto)
+    assert not name.startswith("attention") or bytes_of(stripped) == bytes_of(model.proto)
     domains = {opset.domain for opset in stripped.opset_import}
     assert (CONTRIBUTED in domains) == name.startswith("attention")
     imported, space = import_placement(quantized, model), _space(model)
@@ -253,7 +249,7 @@ def test_strip_restores_convolutions_from_quantize_dynamic(per_channel: bool, tm
     quantized = _dynamic(model, tmp_path, per_channel=per_channel)
     assert sum(node.op_type == "ConvInteger" for node in quantized.nodes) == 2
     restored = strip_qdq(quantized, model)
-    assert _bytes(restored.proto) == _bytes(model.proto)
+    assert bytes_of(restored.proto) == bytes_of(model.proto)
     assert "equal to the reference" in restored.notes
     alone = strip_qdq(quantized)
     assert [node.op_type for node in alone.proto.graph.node] == [node.op_type for node in model.nodes]
@@ -282,7 +278,7 @@ def test_strip_restores_convolutions_with_weights_of_constant_nodes(tmp_path: Pa
     model = Model(proto)
     quantized = _dynamic(model, tmp_path)
     assert Counter(n.op_type for n in quantized.nodes)["DynamicQuantizeLinear"] == 4
-    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(proto)
+    assert bytes_of(strip_qdq(quantized, model).proto) == bytes_of(proto)
     alone = strip_qdq(quantized)
     assert alone.notes == ()
     np.testing.assert_allclose(_run(alone.proto), _run(proto), rtol=1e-5, atol=1e-6)
@@ -304,7 +300,7 @@ def test_strip_restores_a_model_whose_tool_stored_weights_otherwise_and_dropped_
     bias.float_data.extend(values)
     proto.graph.initializer.append(numpy_helper.from_array(_drawn("unread", 3), "unread"))
     model = Model(proto)
-    assert _bytes(strip_qdq(_dynamic(model, tmp_path), model).proto) == _bytes(proto)
+    assert bytes_of(strip_qdq(_dynamic(model, tmp_path), model).proto) == bytes_of(proto)
 
 
 def test_kernels_with_computed_weights_are_not_changed() -> None:
@@ -313,7 +309,7 @@ def test_kernels_with_computed_weights_are_not_changed() -> None:
            [product] p = MatMulInteger(q, t, z, z) [cast] y = Cast<to = 1>(p)"""
     )
     assert with_pairs(model) is model
-    assert _bytes(strip_qdq(model).proto) == _bytes(model.proto)
+    assert bytes_of(strip_qdq(model).proto) == bytes_of(model.proto)
 
 
 def test_metadata_that_does_not_fit_the_graph_is_ignored() -> None:
@@ -352,7 +348,7 @@ def test_a_transposed_embedding_is_quantized_as_a_weight(tmp_path: Path) -> None
     (note,) = applied.notes
     assert note.startswith("weights computed, 1 node")
     np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
-    assert _bytes(strip_qdq(Model(quantized), given).proto) == _bytes(given.proto)
+    assert bytes_of(strip_qdq(Model(quantized), given).proto) == bytes_of(given.proto)
 
 
 def _recurrent(op_type: str, gates: int, inputs: str = "", attributes: str = "") -> Model:
@@ -414,5 +410,5 @@ def test_strip_and_import_invert_any_mixture_of_labels(labels: list[str], shared
     ranges = {tensor: TensorRange(low=-3, high=3) for tensor in space.tensors}
     placement = space.resolve({f"m{i}": label for i, label in enumerate(labels)})
     quantized = Model(insert_qdq(model, placement, Quantizer(model, ranges, biases=space.bias_sources)).proto)
-    assert _bytes(strip_qdq(quantized, model).proto) == _bytes(model.proto)
+    assert bytes_of(strip_qdq(quantized, model).proto) == bytes_of(model.proto)
     assert import_placement(quantized, model).placement == placement

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx_text import parsed
+from onnx_text import saved
 
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
@@ -18,11 +17,6 @@ from qdqspec.qdq.survival import check_survival
 
 DATA = Path(__file__).parents[3] / "data"
 OURS = ("constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all")
-
-
-def saved(folder: Path, text: str, opset: int = 19, **constants: object) -> Path:
-    onnx.save(parsed(text, opset, **constants).proto, folder / "model.onnx")
-    return folder / "model.onnx"
 
 
 # Another scale after two Transposes that cancel out: ONNX Runtime keeps one of the two pairs.
@@ -51,7 +45,7 @@ def test_pairs_in_integer_kernels_are_counted_apart_from_kept_pairs(name: str, k
 
 
 def test_a_pair_that_onnxruntime_merges_is_reported_as_lost(tmp_path: Path) -> None:
-    path = saved(tmp_path, CANCELLED, **NUMBERS)
+    path = saved(tmp_path / "model.onnx", CANCELLED, **NUMBERS)
     ours, theirs = check_survival(path, ["constant-folding", "onnxruntime-basic"])
     assert (ours.kept, ours.lost) == (2, ())
     assert theirs.lost == ("t > last:0",)
@@ -70,7 +64,7 @@ def test_a_pair_is_not_lost_for_a_node_that_reads_only_the_shape(tmp_path: Path)
     integers = {"i": np.ones((2, 2, 1, 1), np.int8), "rest": np.array([-1])}
     numbers = {name: np.float32(value) for name, value in {"s": 0.1, "t": 0.2, "r": 0.3}.items()}
     numbers |= {"u": np.uint8(0), "z": np.int8(0)}
-    for found in check_survival(saved(tmp_path, SHAPED, **integers, **numbers), OURS):
+    for found in check_survival(saved(tmp_path / "model.onnx", SHAPED, **integers, **numbers), OURS):
         assert (found.lost, found.pairs) == ((), 4), found.optimizer
 
 
@@ -81,7 +75,7 @@ def test_a_pair_is_not_lost_for_a_body_that_reads_only_the_shape(tmp_path: Path)
                        then_branch: graph = th () => (float[1,4] b1) <float s = {0.03}, uint8 z = {109}> {
         q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  b1 = Add (x, d) }>
       shape = Shape (t)  u = Relu (x)  y = Reshape (u, shape) }"""
-    path = saved(tmp_path, text, 13)
+    path = saved(tmp_path / "model.onnx", text, opset=13, ir_version=8)
     (found,) = check_survival(path, ["constant-folding"])
     assert (found.kept, found.lost) == (1, ())
 
@@ -109,7 +103,7 @@ def test_a_missing_optimizer_is_an_error_with_the_install_command(tool, monkeypa
 
 
 def test_a_model_that_onnxruntime_refuses_is_reported(tmp_path: Path) -> None:
-    path = saved(tmp_path, "g (float[2] x) => (float[2] y) { y = own.Op(x) }")
+    path = saved(tmp_path / "model.onnx", "g (float[2] x) => (float[2] y) { y = own.Op(x) }")
     found, other = check_survival(path, ["onnxruntime-basic", "constant-folding"])
     assert found.error.startswith("ONNX Runtime could not optimize the model")
     assert not other.error
