@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,10 +195,12 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     checked: list[Upgrade] = []
     here: dict[str, dict[str, str]] = {}
     there: dict[str, dict[str, str]] = {}
-    with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
+    with ExitStack() as opened:
+        session = opened.enter_context(closing(Session(settings)))
         models = [found for what in arguments.what for found in _models(what, arguments, session)]
         if not models:
             raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
+        environment = opened.enter_context(closing(Environment(arguments.python)))
         for case, _, _ in models:
             runtime = session.runtime(case)
             name, options = runtime.backend.name, runtime.options
