@@ -106,7 +106,8 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
         return with_named_dimensions(model, inputs)
     needed = [name for name in model.inputs if name not in inputs.values]
     is_needed = any(not all(shape[1:]) or shape == (None,) for shape in open_inputs.values())
-    with suppress(*() if is_needed else [DataError]):  # reported when the data is opened
+    reported_later = () if is_needed else (DataError,)  # when the data is opened
+    with suppress(*reported_later):
         files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
         usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
         if inputs.calibration and inputs.evaluation:

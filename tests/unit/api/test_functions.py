@@ -101,10 +101,11 @@ def test_a_tuned_model_is_measured_again_and_verified(model: Path, tmp_path: Pat
         measure(model, "broken.onnx", **HERE)
 
 
-def test_untimed_checks_of_a_spec_are_judged(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "net.qdq.yaml").write_text(SPEC)
-    tune("net.qdq.yaml", **HERE)
-    record = verify("net.qdq.yaml::default", **HERE)
+@pytest.mark.parametrize("spec", ["net.qdq.yaml", "net.qdq.yml"])
+def test_untimed_checks_of_a_spec_are_judged(model: Path, tmp_path: Path, spec: str) -> None:
+    (tmp_path / spec).write_text(SPEC)
+    tune(f"{spec}::default", **HERE)
+    record = verify(f"{spec}::default", **HERE)
     assert {result.id: result.verdict.outcome for result in record.cases[0].results} == {
         "parity": "pass",
         "size": "pass",
