@@ -18,7 +18,7 @@ from typing import Any
 from metric_limit import metric_options
 from real_data import RealModel
 
-PHASES = ("uniform", "measure_noise", "compose", "flip", "repair")  # `Attribution.phases`, and the last step
+PHASES = ("uniform", "measure_noise", "compose", "flip")  # `Attribution.phases`
 CORRECTIONS = ("corrections", "bias", "bits", "equalization", "ranges")
 
 
@@ -68,12 +68,8 @@ def _options(limit: str, name: str, judged: str, asked: dict[str, Any], output: 
 
 
 def _leave_out(step: str) -> None:
-    """Take a phase out of the default strategy, or the repair out of the search."""
-    if step == "repair":
-        from qdqspec.app.session.tuning import Tuning
-
-        Tuning.repair = lambda _: None  # type: ignore[method-assign] # the purpose of this program
-    elif step in PHASES:
+    """Take a phase out of the default strategy."""
+    if step in PHASES:
         from qdqspec.search.strategies.attribution import Attribution
 
         Attribution.phases = [phase for phase in Attribution.phases if phase.__name__ != step]

@@ -38,7 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--devices", nargs="+", default=["usual", "loud"])
-    parser.add_argument("--without", nargs="*", choices=PHASES, default=PHASES[:-1])
+    parser.add_argument("--without", nargs="*", choices=PHASES, default=PHASES)
     parser.add_argument("--limit", default="none", help="SQNR in dB, or none")
     parser.add_argument("--best", action="store_true", help="find the best placement (minutes a model)")
     asked = parser.parse_args()

@@ -9,7 +9,6 @@ from .coverage import (
 )
 from .guide import (
     AccuracyOracle as AccuracyOracle,  # predicts the SQNR of placements without building them
-    repaired as repaired,  # fast candidates that just missed the SQNR limit, with less noise
 )
 from .journal import (
     Journal as Journal,  # an open journal

@@ -1,4 +1,4 @@
-"""The energy of a labelling: predicted time and a price for its noise, its minimization, and the belief about it. Pure.
+"""The energy of a labelling: predicted time and a price for its noise, and its minimization. Pure.
 
 Nothing here calls BLAS or LAPACK: on matrices of this size their threads cost more than they save, and keep spinning
 while candidates are timed.
@@ -6,9 +6,7 @@ while candidates are timed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -22,7 +20,6 @@ from qdqspec.search.blocks import (
     Codes,
     UnitBlock,
     block_codes,
-    classes_of,
     domains_of,
     edges_between,
     fuse,
@@ -42,8 +39,8 @@ class Energy:
         sum over blocks b:  times[b, codes[b]] + slowdown of b among its neighbours + price * noise[b, codes[b]]
         sum over edges e, each pair of domains p that e converts between:  share * converting[e, p]
 
-    ``times`` and ``converting`` are in milliseconds of a run, at the speed at which the reference was profiled;
-    ``is_measured`` are the times that were. ``noise`` is noise power over signal power, ``None`` while it is unknown.
+    ``times`` and ``converting`` are in milliseconds of a run, at the speed at which the reference was profiled.
+    ``noise`` is noise power over signal power, ``None`` while it is unknown.
 
     The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
     a share of the float time: the mean share of measured blocks of the same operators and one assumed share.
@@ -99,11 +96,6 @@ class Energy:
         energy.learn(profiled)
         return energy
 
-    @cached_property
-    def classes(self) -> list[int]:
-        """A number for each block: equal if operators, attributes and shapes are equal."""
-        return classes_of(self.space, self.blocks)
-
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""
         return self.space.resolve(labels_of(self.space, self.blocks, codes))
@@ -131,7 +123,7 @@ class Energy:
                 expected = self.reference_ms + (trial.ratio - 1) * self._whole_ms
                 scale = expected / total if expected > 0 else 1.0
             self._learn_kernels(trial, scale)
-        self.times, self.is_measured = self._times_of_blocks()
+        self.times = self._times_of_blocks()
         self.converting = self._times_of_conversions()
 
     def _learn_kernels(self, trial: Trial, scale: float) -> None:
@@ -168,17 +160,15 @@ class Energy:
                 slow |= {around: mean - medians[code] for around, mean in means.items() if mean > most}
         return usual
 
-    def _times_of_blocks(self) -> tuple[Floats, Floats]:
-        """Milliseconds of each block under each code, and which of them are measured."""
+    def _times_of_blocks(self) -> Floats:
+        """Milliseconds of each block under each code."""
         medians = self._usual_times()
         totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
         for known, kind in zip(medians, self._kinds, strict=True):
             for code in known.keys() - {FP} if FP in known else ():
                 totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
         times = np.zeros((len(self.blocks), len(self.space.labels)))
-        is_measured = np.zeros(times.shape, dtype=bool)
         for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
-            is_measured[index, list(known)] = True
             own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
             for code, label in enumerate(self.space.labels):
                 is_linear = kind in LINEAR and kind_of(label) not in HALVES
@@ -186,7 +176,7 @@ class Energy:
                 spent, floats = assumed + totals.get((kind, code), 0.0)
                 share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
                 times[index, code] = known.get(code, own * share)
-        return times, is_measured
+        return times
 
     def _times_of_conversions(self) -> Floats:
         """Milliseconds of each edge's conversions: the mean of its own, else by its size and the rate of its kind.
@@ -212,14 +202,6 @@ class Energy:
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and conversions of a labelling."""
         return self._total(self._terms(share), codes.tolist())
-
-    def conversions_ms(self, codes: Codes) -> list[float]:
-        """Predicted milliseconds of conversions for each pair of domains."""
-        spent, given = [0.0] * len(self._domains.pairs), codes.tolist()
-        for edge, costs in zip(self._edges, self.converting.tolist(), strict=True):
-            for pair in edge.conversions(given, self._domains):
-                spent[pair] += costs[pair]
-        return spent
 
     def noise_of(self, codes: Codes) -> float:
         """The noise of a labelling; 0 while it is unknown."""
@@ -337,78 +319,3 @@ def _kind(space: SchemeSpace, block: UnitBlock) -> str:
     nodes = space.model.by_name
     grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
     return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))
-
-
-# ---- belief ---------------------------------------------------------------------------------------
-
-
-class Posterior:
-    """The belief about the time of labellings relative to the reference, by the ratios of ``trials``.
-
-    A Bayesian linear model with one coefficient for each class of blocks under each label, one for each pair of
-    domains, and a constant. Blocks of one class have the same operators, attributes and shapes. The prior mean is that
-    of the energy, learnt from profiles. ``deviation`` is that of a measured ratio. The deviations of the prior are
-    relative to its mean: ``measured_doubt`` for times in profiles, ``assumed_doubt`` for others. With larger ones a
-    search makes more builds.
-    """
-
-    def __init__(
-        self,
-        energy: Energy,
-        deviation: float,
-        trials: Iterable[Trial] = (),
-        *,
-        measured_doubt: float = 0.15,
-        assumed_doubt: float = 0.5,
-        least_doubt: float = 0.002,  # of the reference's time
-    ) -> None:
-        self._energy = energy
-        self._deviation = deviation
-        self._classes = np.array(energy.classes, dtype=np.int64)
-        self._labels = len(energy.space.labels)
-        self._cells = self._labels * (int(self._classes.max(initial=-1)) + 1)
-        self._reference_ms = energy.reference_ms or float(energy.times[:, FP].sum()) or 1.0
-        unexplained = max(0.0, 1 - float(energy.times[:, FP].sum()) / self._reference_ms)
-        factors, times = np.ones(energy.converting.shape[1]), energy.times / self._reference_ms
-        self._mean = np.concatenate([self._class_means(times), factors, [unexplained]])  # of the prior
-        doubt = np.full(len(self._mean), assumed_doubt)
-        doubt[: self._cells][self._class_means(energy.is_measured) > 0] = measured_doubt
-        self._covariance: Floats = np.diag(np.maximum(least_doubt, doubt * np.abs(self._mean)) ** 2)
-        for trial in trials:
-            if trial.ratio is not None:  # else it missed a limit, and was not timed
-                self.observe(energy.codes_of(trial.placement), trial.ratio)
-
-    def observe(self, codes: Codes, ratio: float) -> None:
-        """Update mean and covariance by one measured labelling (Kalman 1960)."""
-        features = self._features(codes)
-        doubted = np.einsum("ij,j->i", self._covariance, features)
-        gain = doubted / (self._deviation**2 + float((features * doubted).sum()))
-        self._mean = self._mean + gain * (ratio - float((features * self._mean).sum()))
-        self._covariance -= doubted[:, None] * gain
-
-    def expected_gain(self, codes: Codes, best: float) -> float:
-        """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.
-
-        Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
-        """
-        features = self._features(codes)
-        below = best - float((features * self._mean).sum())
-        variance = float((features * np.einsum("ij,j->i", self._covariance, features)).sum())
-        doubt = math.sqrt(max(1e-18, variance))
-        z = below / doubt
-        chance = (1 + math.erf(z / math.sqrt(2))) / 2
-        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-        return (below * chance + doubt * density) / best
-
-    def _class_means(self, values: Floats) -> Floats:
-        """The mean over the blocks of each class, by class and label."""
-        sums = np.zeros((self._cells // self._labels, self._labels))
-        np.add.at(sums, self._classes, values)
-        means: Floats = sums / np.bincount(self._classes).reshape(-1, 1)
-        return means.ravel()
-
-    def _features(self, codes: Codes) -> Floats:
-        columns = self._classes * self._labels + codes
-        counts = np.bincount(columns, minlength=self._cells)
-        crossings = np.array(self._energy.conversions_ms(codes)) / self._reference_ms
-        return np.concatenate([counts, crossings, [1.0]])

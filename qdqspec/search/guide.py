@@ -1,26 +1,22 @@
 """The accuracy of placements as predicted without a build: which are worth one, and which units to leave out.
 
-Predictions decide what is built, and never what wins. `repaired` is the last attempt of a search: candidates that just
-missed the SQNR limit and are much faster, with less noise.
+Predictions decide what is built, and never what wins.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.accuracy import power_of
 from qdqspec.qdq import SchemeSpace
-from qdqspec.search.blocks import UnitBlock, block_labels, spent_by_unit
-from qdqspec.search.energy import Energy
+from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits
-from qdqspec.search.select import is_candidate
 from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, Trial
 
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
@@ -193,10 +189,6 @@ class Guide:
                 noise[block.index, code] = sum(own)
         return noise
 
-    def allowed(self, least_db: float) -> float:
-        """The sum of noise with which a placement is worth a build, by the last prediction."""
-        return power_of(least_db - self.margin_db - self._offset_db)
-
     # ---- placements within limits ---------------------------------------------------------------
 
     def meet(
@@ -277,59 +269,3 @@ class Guide:
             return self.space.resolve(kept)
 
         return self.meet(least_db, placed)
-
-
-def repaired(
-    trials: Sequence[Trial],
-    limits: Limits,
-    oracle: AccuracyOracle,
-    space: SchemeSpace,
-    *,
-    near_db: float = 3.0,
-    much: float = 0.1,
-    most: int = 2,
-    more_db: Sequence[float] = (0.3, 0.6, 1.2, 2.4),
-) -> Iterator[Placement]:
-    """Placements with a little less noise than the ``most`` fastest candidates that just missed the SQNR limit.
-
-    A candidate just missed it if it is at most ``near_db`` below: further below a repair costs most of the gain. It is
-    worth a repair if its gain is significant, and it is by the share ``much`` faster than what has won. Each repair is
-    the faster of two: the candidate without the units with the most noise for their time, and the labelling of least
-    time for the allowed noise. Attempts aim higher by each of ``more_db`` until one meets the limit.
-
-    ``trials`` are those of the search, the reference first. The caller appends the trial of each placement to them
-    before it asks for the next placement. There is no placement if the oracle predicts nothing.
-    """
-    won = [trial.ratio or 1.0 for trial in trials if trial.incumbent and trial.placement.sites]
-    bound = min(won) * (1 - much) if won else 1 - limits.asked.min_gain
-
-    def lacking_db(trial: Trial) -> float:
-        """The gap of a trial's SQNR that just missed the limit; 0 for others."""
-        found_db, least_db = limits.figures(trial.placement).sqnr_db, limits.min_sqnr_db
-        if found_db is None or least_db is None or not is_candidate(trial) or (trial.ratio or bound) >= bound:
-            return 0.0
-        return max(0.0, least_db - found_db) if least_db - found_db <= near_db else 0.0
-
-    missed = {t.placement: t for t in trials if lacking_db(t) and not t.placement.given}
-    if not missed:
-        return
-    guide, spent = Guide(oracle, space, limits), spent_by_unit(space, trials[0].layers)
-    energy = Energy.of(space, [trial for trial in trials if not trial.placement.given])
-    energy.noise = guide.block_noise(energy.blocks)
-    seen = {trial.placement for trial in trials}
-    for near in sorted(missed.values(), key=lambda trial: trial.ratio or 1.0)[:most]:
-        labels, lacking = dict(near.placement.labels), lacking_db(near)
-        for more in more_db:
-            predicted_db = guide.predicted_db(near.placement)
-            if predicted_db is None:
-                break
-            aim_db = predicted_db + lacking + more - guide.margin_db
-            options = [guide.drop_noisiest_units(labels, spent, aim_db)]
-            if energy.noise is not None:
-                options.append(guide.meet(aim_db, lambda allowed: energy.placed(energy.within(allowed))))
-            fresh = [option for option in options if option and option.sites and option not in seen]
-            if fresh:
-                seen.add(placement := min(fresh, key=lambda one: energy.predict(energy.codes_of(one))))
-                yield placement
-                if not lacking_db(trials[-1]):
-                    break

@@ -126,7 +126,6 @@ def tune(
             with Tuning(prepared, journal) as tuning:
                 # propose, rehearse, build, race; each trial is in the journal before the next one begins
                 tuning.search.run()
-                tuning.repair()  # candidates that just missed the SQNR limit
                 tuned = finish(tuning)  # finalists, built anew and timed together
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:

@@ -35,7 +35,6 @@ from qdqspec.search import (
     SearchSetup,
     Strategy,
     profiled,
-    repaired,
 )
 from qdqspec.timing import CONFIRM_BUILDS, Bench, DriftMonitor, preload_scipy
 from qdqspec.types import (
@@ -120,8 +119,8 @@ MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 class Tuning(Closing):
     """The search of a case. It is opened by all steps before its first build, and resumes where ``journal`` ends.
 
-    ``make`` makes a strategy, called ``name``, that replaces the one of the case. Run ``search`` whole or step by step,
-    then `repair`. Its processes stop when it is closed.
+    ``make`` makes a strategy, called ``name``, that replaces the one of the case. Run ``search`` whole or step by step.
+    Its processes stop when it is closed.
     """
 
     def __init__(
@@ -197,19 +196,6 @@ class Tuning(Closing):
     def close(self) -> None:
         """Stop the processes of the search."""
         self._opened.close()
-
-    def repair(self) -> None:
-        """Race near misses of the SQNR limit without their noisiest units, if nothing, or only a slow one, has won."""
-        limits, oracle = self.limits, self.oracle
-        if limits.min_sqnr_db is None or oracle is None or self.prepared.case.tune.objective == "pareto":
-            return
-        for placement in repaired(self.search.trials, limits, oracle, self.prepared.space):
-            if self.search.deadline.reached:
-                return
-            trial = self.search.evaluate(Proposal(placement=placement, phase="repair"))
-            oracle.learn(trial)
-            if trial.incumbent:
-                return
 
 
 def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) -> SearchResult:

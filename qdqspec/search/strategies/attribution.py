@@ -28,7 +28,7 @@ class Attribution(Stepwise):
     - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
     - `compose` leaves no composition, within the limit if the noise is known, that the energy expects to save
       `least_gain` of the incumbent's time.
-    - `flip` leaves no change of a single block that is expected to save `least_gain` of the incumbent's time.
+    - `flip` leaves no change of a single block that the energy expects to save `least_gain` of the incumbent's time.
 
     ``least_gains`` is the share of the time that a build must be expected to save, by preset: less has more builds.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,9 +17,7 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.units import Unit
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.blocks import LINEAR
-from qdqspec.search.energy import Posterior
-from qdqspec.search.guide import Guide, repaired
-from qdqspec.search.phases.flip import flip
+from qdqspec.search.guide import Guide
 from qdqspec.search.select import front_of
 from qdqspec.search.strategies.attribution import Attribution
 from qdqspec.search.strategies.exhaustive import Exhaustive
@@ -185,19 +182,6 @@ def test_the_best_format_of_each_block_is_found() -> None:
     assert np.mean(mixed) > 0.5
 
 
-def test_the_expected_gain_is_the_mean_improvement_in_draws(learnt) -> None:
-    energy, _ = learnt(1)
-    posterior = Posterior(energy, 0.02)
-    codes = energy.minimize(1.0)
-    features = posterior._features(codes)
-    posterior.observe(codes, features @ posterior._mean + 0.05)
-    mean, deviation = features @ posterior._mean, np.sqrt(features @ posterior._covariance @ features)
-    ratios = np.random.default_rng(0).normal(mean, deviation, 100_000)
-    for best in (share * mean for share in (0.97, 1.0, 1.1)):
-        expected = np.maximum(0, best - ratios).mean() / best
-        assert posterior.expected_gain(codes, best) == pytest.approx(expected, rel=0.05, abs=2e-5)
-
-
 # ---- searches guided by an accuracy oracle, on a device whose noise is additive -----------------------
 
 
@@ -263,17 +247,6 @@ def test_a_limit_is_met_also_where_placements_have_more_noise_than_was_allowed(
     assert len(found.labels) >= len(best.labels) - 1
 
 
-def test_flips_are_judged_by_the_noise_of_the_incumbent_not_by_that_of_the_last_prediction() -> None:
-    space = small_space()
-    oracle = Additive(space)
-    setup = SearchSetup(space=space, limits=limited(38.0), accuracy=oracle)
-    search = Attribution(setup, np.random.default_rng(0))
-    drive(search, Device(space, 0, oracle, 38.0), trials=3)
-    before = next(flip(search))
-    search.guide._offset_db = -20.0  # a prediction far from the sum of noise, of another placement
-    assert next(flip(search)) == before
-
-
 @pytest.mark.parametrize("make", STRATEGIES[1:])
 def test_other_strategies_build_no_placement_predicted_below_the_limit(make: type[Strategy]) -> None:
     space = small_space()
@@ -301,66 +274,6 @@ def test_placements_predicted_to_miss_the_metric_are_built_for_their_kernels_or_
     assert all(oracle.keeps_metric(trial.placement) for trial in built)
     assert not oracle.keeps_metric(everything)
     assert not has_seed or everything in [trial.placement for trial in trials]
-
-
-def near_miss(ratio: float, sqnr_db: float, **changed: object) -> tuple[Additive, SchemeSpace, list[Trial]]:
-    """The reference and full quantization with the given results, for which the oracle predicts 39 dB."""
-    space = small_space()
-    oracle = Additive(space)
-    everything = space.resolve(space.everything())
-    oracle._offset = 39.0 - oracle.truth(everything)
-    reference = Trial(number=0, phase="pure", placement=space.resolve({}), ratio=1.0, incumbent=True)
-    trial = Trial(number=1, phase="pure", placement=everything, ratio=ratio, sqnr_db=sqnr_db)
-    return oracle, space, [reference, replace(trial, **changed)]  # type: ignore[arg-type]
-
-
-def repairs_of(
-    oracle: Additive, space: SchemeSpace, trials: list[Trial], *, found_db: float = 38.5
-) -> list[Placement]:
-    """The proposed repairs, if the measured SQNR of each is ``found_db``."""
-    known, limits = list(trials), limited(38.0)
-    for trial in trials:
-        limits.learn(trial)
-    for placement in repaired(known, limits, oracle, space):
-        known.append(replace(trials[1], placement=placement, sqnr_db=found_db))
-        limits.learn(known[-1])
-    return [trial.placement for trial in known[len(trials) :]]
-
-
-def test_repairs_of_a_near_miss_are_tried_until_one_meets_the_limit() -> None:
-    oracle, space, trials = near_miss(0.6, 37.9)
-    for steps, unit in enumerate(space.units):
-        oracle.powers[unit.id] = power_of(45.0 - steps)
-    oracle._offset = 39.0 - oracle.truth(trials[1].placement)
-    assert len(repairs_of(oracle, space, trials)) == 1
-    repairs = repairs_of(oracle, space, trials, found_db=37.9)
-    assert len(set(repairs)) == len(repairs) > 1
-    assert all(0 < len(placement.labels) < len(space.everything()) for placement in repairs)
-    # the prediction for the near miss plus the missing 0.1 dB
-    assert all((oracle.predicted_db(placement) or 0.0) >= 39.0 + 0.1 for placement in repairs)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "sqnr_db", "changed", "won", "is_repaired"),
-    [
-        (0.6, 37.8, {}, None, True),
-        (0.6, 37.8, {}, 0.95, True),
-        (0.6, 37.8, {}, 0.62, False),  # not much faster than the winner
-        (0.99, 37.8, {}, None, False),  # no relevant gain
-        (0.6, 30.0, {}, None, False),  # far from the limit
-        (0.6, 38.5, {}, None, False),  # above the limit: rejected for another reason
-        (0.6, 37.8, {"status": "failed"}, None, False),
-        (0.6, 37.8, {"incumbent": True}, None, False),  # the winner
-    ],
-)
-def test_only_a_much_faster_candidate_that_just_missed_the_limit_is_repaired(
-    ratio: float, sqnr_db: float, changed: dict[str, object], won: float | None, *, is_repaired: bool
-) -> None:
-    oracle, space, trials = near_miss(ratio, sqnr_db, **changed)
-    if won is not None:
-        winner = space.resolve({space.units[0].id: space.units[0].full})
-        trials.append(replace(trials[0], number=2, placement=winner, ratio=won))
-    assert bool(repairs_of(oracle, space, trials)) == is_repaired
 
 
 @pytest.mark.parametrize("seed", range(4))

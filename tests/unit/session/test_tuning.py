@@ -102,22 +102,6 @@ def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
         assert stops == [expected]
 
 
-@pytest.mark.usefixtures("fast_integers")
-def test_near_misses_of_the_limit_are_repaired_after_the_search(
-    session: Session, digits: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float] = []
-
-    def repaired(trials, limits, oracle, space) -> Iterator[Placement]:  # type: ignore[no-untyped-def] # as in `search.repair`
-        asked.append(limits.min_sqnr_db)
-        yield space.resolve(space.everything())
-
-    monkeypatch.setattr("qdqspec.app.session.tuning.repaired", repaired)
-    search = session.search(replace(digits, tune=TuneRules(trials=1, min_sqnr_db=15.0)))
-    assert asked == [15.0]
-    assert [trial.phase for trial in search.trials] == ["pure", "repair"]
-
-
 def test_with_a_time_limit_a_search_may_build_more_unless_it_has_a_number_of_builds() -> None:
     space, make = small_space(), named(TuneRules().strategy)
     untimed, timed = (trials_of(TuneRules(minutes=minutes), space, make) for minutes in (None, 1.0))
