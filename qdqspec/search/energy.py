@@ -6,7 +6,8 @@ while candidates are timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -66,6 +67,7 @@ class Energy:
     ) -> None:
         self.space = space
         self.blocks = tuple(blocks)
+        self.left_out: set[int] = set()  # blocks with labels that do not build
         self.noise: Floats | None = None
         self.reference_ms = 0.0  # sum of all kernels of the float model
         self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
@@ -99,6 +101,14 @@ class Energy:
     def placed(self, codes: Codes) -> Placement:
         """The placement of a labelling."""
         return self.space.resolve(labels_of(self.space, self.blocks, codes))
+
+    def leave_out(self, codes: Mapping[int, int]) -> None:
+        """Give each of these blocks, by index, this code no more."""
+        self.left_out.update(codes)
+        self.blocks = tuple(
+            replace(block, codes=tuple(code for code in block.codes if code != codes.get(block.index)))
+            for block in self.blocks
+        )
 
     def codes_of(self, placement: Placement) -> Codes:
         """The labelling of a placement of the space."""
@@ -303,7 +313,8 @@ class Energy:
                 stale.discard(block)
                 now = codes[block]
                 others = (code for code in self.blocks[block].codes if code != now)
-                added, best = min((self._added(terms, codes, block, code), code) for code in others)
+                changes = ((self._added(terms, codes, block, code), code) for code in others)
+                added, best = min(changes, default=(0.0, now))
                 if added < -1e-9:  # less is a rounding error
                     codes[block] = best
                     stale.update(self._neighbours[block])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from qdqspec._core.store import Store
-from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
+from qdqspec._core.units import count_text, interval_text, metric_text, names_text, ratio_text
 from qdqspec.app.evidence.builds import rejected_candidates
 from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.preparation.files import (
@@ -165,6 +165,7 @@ def finish(tuning: Tuning) -> Tuned:
     choice = confirmed.choice.placement
     confirmed = _with_profiles(tuning, confirmed)
     _note_given(tuning, confirmed)
+    _note_refused(tuning)
     return Tuned(
         result=_result(tuning, confirmed),
         latency=confirmed.latency,
@@ -287,6 +288,17 @@ def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
         f"the given model's own placement takes {took} of the time of its float form{error}{missed}"
         f"{'; it is selected' if is_selected else ''}"
     )
+
+
+def _note_refused(tuning: Tuning) -> None:
+    """Note the nodes with which no placement was built, with the error of the smallest one."""
+    units: Sequence[str] = getattr(tuning.search.strategy, "refused", ())
+    if units:
+        failed = (trial for trial in tuning.search.trials if not trial.ok)
+        error = min(failed, key=lambda trial: len(trial.placement.labels)).error
+        tuning.prepared.note_once(
+            f"nodes left in floating point, as no model with them quantized was built, {names_text(units)}: {error}"
+        )
 
 
 def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqspec.search.base import Proposal, Steps
+from qdqspec.search.base import Steps, profiled
 
 if TYPE_CHECKING:
     from qdqspec.search.strategies.attribution import Attribution
@@ -27,7 +27,7 @@ def flip(search: Attribution) -> Steps[None]:
             codes[block] = code
             placement = energy.placed(codes)
             if search.is_worth_building(placement):
-                yield [Proposal(placement=placement, phase="refine")]
+                yield [profiled(placement, "refine")]
                 break
         else:
             return

@@ -11,6 +11,7 @@ from qdqspec.search.base import SearchSetup, Steps, Stepwise, profiled
 from qdqspec.search.energy import Energy
 from qdqspec.search.phases.compose import compose
 from qdqspec.search.phases.flip import flip
+from qdqspec.search.phases.leave_out import leave_out
 from qdqspec.search.phases.measure_noise import measure_noise
 from qdqspec.search.phases.uniform import uniform
 from qdqspec.types import NOT_CANDIDATES, Trial
@@ -25,6 +26,7 @@ class Attribution(Stepwise):
     learnt from all of them, and no phase before it:
 
     - `uniform` leaves profiles of each unit under each label, among neighbours that have it too.
+    - `leave_out` leaves no label of a block in `energy` with which a placement did not build.
     - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
     - `compose` leaves no composition, within the limit if the noise is known, that the energy expects to save
       `least_gain` of the incumbent's time.
@@ -33,7 +35,7 @@ class Attribution(Stepwise):
     ``least_gains`` is the share of the time that a build must be expected to save, by preset: less has more builds.
     """
 
-    phases: ClassVar[Sequence[Phase]] = (uniform, measure_noise, compose, flip)
+    phases: ClassVar[Sequence[Phase]] = (uniform, leave_out, measure_noise, compose, flip)
     least_gains: ClassVar[Mapping[str, float]] = {"quick": 0.03, "default": 0.01, "extensive": 0.0}
     steps: ClassVar[Mapping[str, str]] = {
         "pure": "uniform placements",
@@ -43,6 +45,7 @@ class Attribution(Stepwise):
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self.trials: list[Trial] = []  # candidates that ran
+        self.failed: list[Trial] = []  # builds that failed
         self._energy: Energy | None = None
         super().__init__(setup, random)
 
@@ -50,6 +53,7 @@ class Attribution(Stepwise):
         """Receive trials; once those of a whole step are complete, advance to the next step."""
         fresh = [trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES]
         self.trials += fresh
+        self.failed += [trial for trial in trials if not trial.ok]
         if self._energy is not None:
             self._energy.learn(fresh)
         super().tell(trials)
@@ -80,6 +84,15 @@ class Attribution(Stepwise):
             if self.guide.is_limited:
                 self._energy.noise = self.guide.block_noise(self._energy.blocks)
         return self._energy
+
+    @property
+    def refused(self) -> list[str]:
+        """The units of placements that failed and of none that was built."""
+        failed, built = (
+            {unit for trial in trials for unit, _ in trial.placement.labels}
+            for trials in (self.failed, self.trials)
+        )
+        return [unit.id for unit in self.space.units if unit.id in failed - built]
 
     @property
     def is_exceeded(self) -> bool:

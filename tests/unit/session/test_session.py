@@ -102,6 +102,13 @@ def test_a_search_that_expects_too_little_of_a_further_build_says_so(open_sessio
     )
 
 
+def test_nodes_with_which_no_placement_was_built_are_named(open_session: Open, case: Case) -> None:
+    evidence = open_session({"fake.fail_rate": "1"}).evidence(case, ALL)
+    assert evidence.search.unchanged
+    named = "nodes left in floating point, as no model with them quantized was built, "
+    assert [note for note in evidence.warnings if note.startswith(named) and "refuses this placement" in note]
+
+
 def test_two_searches_with_one_seed_have_the_same_journal(
     open_session: Open, case: Case, tmp_path: Path
 ) -> None:
