@@ -51,13 +51,15 @@ def attempt(read: object, data: bytes, folder: Path) -> str | None:
 
 def child(name: str, seconds: float, seed: int, folder: Path) -> None:
     """Read mutated files until the time limit; the current input and faults are written to ``folder``."""
-    from readers import READERS, spoiled
+    from readers import READERS, mutated
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, _hang)
     reader, until, count = READERS[name], time.monotonic() + seconds, 0
+    seeds, chance = reader.seeds(), random.Random(seed)
     found: dict[str, str] = {}
-    for data in spoiled(reader.seeds(), random.Random(seed)):
+    while True:
+        data = mutated(chance.choice(seeds), chance)
         (folder / "input").write_bytes(data)
         if (fault := attempt(reader.read, data, folder)) is not None and fault not in found:
             kept = folder.parent / f"{name.replace(' ', '-')}-{len(found)}-{seed}"

@@ -1,4 +1,4 @@
-"""Races on a GPU between engines whose true ratio is known: ``python tests/support/trt_on_gpu.py VERSION python
+"""Races on a GPU between engines whose true ratio is known: ``python benchmarks/trt_on_gpu.py VERSION python
 benchmarks/gpu.py [REPEATS [RATIO ...]]``.
 
 The stand-in for TensorRT enqueues kernels of known duration. So the noise is that of a GPU, with CUDA graphs, events

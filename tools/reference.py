@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference from the code: keys, options, commands, JSON, Python names.
+"""Writes the pages of docs/reference from the code: keys, options, commands, JSON, Python names, rules.
 
 ``python tools/reference.py`` renews them; a test compares them with the code.
 """
@@ -21,6 +21,8 @@ from qdqspec._core.config import OPTIONS
 from qdqspec.app import cli
 from qdqspec.app.report.record import RunPart
 from qdqspec.backends.base import backend_named
+from qdqspec.qdq.lint import Rule, rules_for
+from qdqspec.qdq.lint.rules import BY_LOADING, range_text
 from qdqspec.spec import inline
 from qdqspec.spec.inline import Asked, AskedWithStrategy
 from qdqspec.spec.kinds import params_of
@@ -41,6 +43,7 @@ def pages() -> dict[str, str]:
         "verbs-json.md": _page("The JSON of verbs", verb_fields()),
         "python.md": _page("Python names", python_names(_asked())),
         "placement-rules.md": _page("Placement rules", _placement_rules()),
+        "lint.md": _page("Lint rules", _lint_rules()),
         "lint-and-compiler.md": _page("Lint and the compiler of TensorRT for RTX", _differences()),
     }
 
@@ -48,6 +51,54 @@ def pages() -> dict[str, str]:
 def _page(title: str, lines: Iterator[str]) -> str:
     text = "\n".join([f"# {title}", "", _NOTE, "", *lines]) + "\n"
     return text.replace("\n\n\n", "\n\n")
+
+
+# ---- lint ---------------------------------------------------------------------------------------
+
+
+def _lint_rules() -> Iterator[str]:
+    """Each rule, those of the severest findings first, then the findings of the loading runtime."""
+    yield "The rules of `qdqspec lint MODEL --target T` and of the check `lint`."
+    yield ""
+    yield "A rule applies to all versions of its targets unless a range is given. In versions for which no source"
+    yield "states whether it applies, it is applied, and the finding states this. A target of a major version alone is"
+    yield "judged for all its versions."
+    yield ""
+    yield "`refused`: the target does not build the model, or computes it wrongly. `slow`: it costs time there. `note`:"
+    yield "for information. An id never changes its meaning and is never used again. A rule that holds for targets with"
+    yield "different sources has all of them."
+    yield ""
+    yield "ONNX's checker judges a model for every target. The runtime of a target loads the model if it is installed"
+    yield "in the version of the target, unless `--no-load` or `load: false` is given. What they refuse has an id at"
+    yield "the end of this page. A refusal by the checker is a note if the runtime loads the model."
+    known: dict[str, list[Rule]] = {}
+    for rule in rules_for():
+        known.setdefault(rule.id, []).append(rule)
+    for severity in ("refused", "slow", "note"):
+        for first, *others in (rules for rules in known.values() if rules[0].severity == severity):
+            yield from ("", f"## {first.id}", "", f"{first.title}.", "", f"- severity: {severity}")
+            yield f"- targets: {', '.join(first.targets)}{_versions(first)}"
+            yield from (f"- cure: {first.cure}", f"- source: {first.source}")
+            for rule in others:
+                yield from _other_targets(rule, first)
+    for finding in BY_LOADING:
+        yield from ("", f"## {finding.id}", "", f"{finding.title}.", "", f"- severity: {finding.severity}")
+        yield from ("- targets: all", f"- cure: {finding.cure}", f"- source: {finding.source}")
+
+
+def _versions(rule: Rule) -> str:
+    """The versions that a rule applies to."""
+    held = range_text(rule.since, rule.until)
+    unknown = f"not known {range_text(*rule.unknown)}" if rule.unknown else ""
+    return "".join(f", {text}" for text in (held, unknown) if text)
+
+
+def _other_targets(rule: Rule, first: Rule) -> Iterator[str]:
+    """A rule of an id that another one has, for other targets: its source, and what else is different."""
+    yield f"- {', '.join(rule.targets)}: {rule.source}"
+    words = {"severity": rule.severity, "rule": rule.title, "cure": rule.cure}
+    same = {"severity": first.severity, "rule": first.title, "cure": first.cure}
+    yield from (f"    - {name}: {text}" for name, text in words.items() if text != same[name])
 
 
 # ---- lint and compiler --------------------------------------------------------------------------

@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sample_evidence import sample_culprits, sample_lint, sample_parity_search, sample_survival
+from sample_evidence import placed, sample_culprits, sample_lint, sample_parity_search, sample_survival
 
 from qdqspec._core.registry import names
 from qdqspec.testing.checks import CheckContract
 from qdqspec.testing.records import cached_case, check_named, faster_case, params_of, sample_regression
-from qdqspec.types import BuildEvidence, Evidence, Interval, LayerTime, RatioTest
+from qdqspec.types import BuildEvidence, Evidence, Interval, RatioTest
 from qdqspec.types.requests import BuildRequest
 
 FASTER = faster_case().evidence
@@ -144,14 +144,7 @@ def test_a_missing_backend_is_skipped_with_the_command_that_installs_it() -> Non
     assert verdict.command == "pip install 'qdqspec[tensorrt-rtx]'"
 
 
-def placed(*kernels: tuple[str, str, bool]) -> Evidence:
-    """A build whose kernels have an operator, a place, and whether they compute in integers."""
-    layers = tuple(
-        LayerTime(name=f"n{i}", op_type=op, milliseconds=0.0, nodes=(f"n{i}",), integer=integer, place=place)
-        for i, (op, place, integer) in enumerate(kernels)
-    )
-    ops = {layer.name: layer.op_type for layer in layers}
-    build = BuildEvidence(backend="onnxruntime-qnn", layers=layers, ops=ops)
+def with_build(build: BuildEvidence) -> Evidence:
     return replace(FASTER, builds={BuildRequest().key: build})
 
 
@@ -159,11 +152,13 @@ class TestPartition(CheckContract):
     check = check_named("partition")
     passing = (
         {"kind": "partition", "max_cpu_nodes": 0, "max_partitions": 1, "min_integer": {"Conv": "all"}},
-        placed(("Conv", "npu", True), ("Softmax", "npu", False)),
+        with_build(placed(("Conv", "npu", True), ("Softmax", "npu", False))),
     )
     failing = (
         {"kind": "partition", "max_cpu_nodes": 0, "forbid_cpu": ["LayerNormalization"]},
-        placed(("Conv", "npu", True), ("LayerNormalization", "cpu", False), ("Conv", "npu-2", False)),
+        with_build(
+            placed(("Conv", "npu", True), ("LayerNormalization", "cpu", False), ("Conv", "npu-2", False))
+        ),
     )
     inconclusive = ({"kind": "partition", "max_cpu_nodes": 0}, FASTER)
 

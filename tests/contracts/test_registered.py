@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from installed import require_openvino
+from installed import require
 
 from qdqspec._core.registry import names, resolve
 from qdqspec.app.report.write import format_named
@@ -28,8 +28,7 @@ class TestBackends(BackendContract):
 @pytest.fixture(scope="module", params=["onnxruntime", "fake", "openvino"])
 def isolated(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Engines of ``fake`` in new interpreters, the others in forked processes."""
-    if request.param == "openvino":
-        require_openvino()
+    require(request.param)
     with Isolated(request.param, fork=False if request.param == "fake" else None) as backend:
         yield backend
 

@@ -96,11 +96,6 @@ def test_external_data_outside_the_folder_or_of_another_length_is_an_error(home,
     assert reason in refused(with_external(home, **entries)).what
 
 
-def test_valid_external_data_is_read(home: Path) -> None:
-    path = with_external(home, location="weights.bin", offset="0", length=str(WEIGHT))
-    assert load_model(path).array("w").shape == (4, 3, 3, 3)
-
-
 # ---- contents of the file ------------------------------------------------------------------------
 
 

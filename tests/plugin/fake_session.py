@@ -37,9 +37,10 @@ HEADLINES = {
 
 
 class FakeSession:
+    backend_usable = True
+
     def __init__(self):
         self.watch = None
-        self.backend_usable = True
         self.backend = SimpleNamespace(target="onnxruntime-cpu")
         self.results = {}
         self.cases = {}
@@ -96,19 +97,22 @@ class FakeSession:
             raise KeyboardInterrupt
         if outcome == "no model":
             raise ModelError("there is no such model file", where=case.model.name, cure="check the path")
-        verdict = Verdict(outcome="pass", headline=HEADLINES[outcome], numbers={"speedup": 1.5})
-        if outcome != "pass":
-            rows = (("tuned", "2.0 ms"),)
-            verdict = replace(
-                verdict,
-                outcome="fail" if outcome == "warn" else outcome,
-                sections=(Section(title="Latency", headers=("model", "median"), rows=rows),),
-                advice="Give the search more trials.",
-            )
+        verdict = self.verdict(check, outcome)
         result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=verdict)
         self.cases[case.name] = case
         self.results.setdefault(case.name, {})[check.id] = result
         return result
+
+    def verdict(self, check, outcome):
+        verdict = Verdict(outcome="pass", headline=HEADLINES[outcome], numbers={"speedup": 1.5})
+        if outcome == "pass":
+            return verdict
+        return replace(
+            verdict,
+            outcome="fail" if outcome == "warn" else outcome,
+            sections=(Section(title="Latency", headers=("model", "median"), rows=(("tuned", "2.0 ms"),)),),
+            advice="Give the search more trials.",
+        )
 
     def _evidence(self, case):
         samples = {"reference": Samples(wall_ms=(3.0, 3.0)), "tuned": Samples(wall_ms=(2.0, 2.0))}

@@ -29,17 +29,15 @@ checks:
   - {kind: partition, max_cpu_nodes: 0}
 """
 
-CONFTEST = """\
-import json
-import pytest
+EVIDENCE = """\
+
+
 from dataclasses import replace
 from pathlib import Path
-from fake_session import FakeSession
 from qdqspec._core.registry import resolve
 from qdqspec.testing.records import cached_case, faster_case
 from sample_evidence import sample_builds, sample_lint, sample_survival
 from qdqspec.testing.records import sample_regression
-from qdqspec.types import CheckResult
 
 EVIDENCE = replace(
     faster_case().evidence,
@@ -50,23 +48,8 @@ EVIDENCE = replace(
     regression=sample_regression(0.098, looks=2),
     output=Path("reports/squeezenet/default"),
 )
-
-
-class SampleSession(FakeSession):
-    def judge(self, case, check):
-        verdict = resolve("check", check.kind).judge(check.params, EVIDENCE)
-        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=verdict)
-        self.cases[case.name] = case
-        self.results.setdefault(case.name, {})[check.id] = result
-        return result
-
-    def _evidence(self, case):
-        return replace(EVIDENCE, case=case)
-
-
-@pytest.fixture(scope="session")
-def qdq_session():
-    yield SampleSession()
+FakeSession.verdict = lambda _, check, __: resolve("check", check.kind).judge(check.params, EVIDENCE)
+FakeSession._evidence = lambda _, case: replace(EVIDENCE, case=case)
 """
 
 
@@ -77,7 +60,7 @@ def failures(result: pytest.RunResult) -> dict[str, str]:
 
 
 def test_the_failure_text_of_every_kind_of_check(project, golden, monkeypatch) -> None:
-    (project.path / "conftest.py").write_text(CONFTEST)
+    project.add_to_conftest(EVIDENCE)
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
     monkeypatch.setenv("CI", "true")  # pytest does not truncate summary lines in CI

@@ -32,20 +32,8 @@ def test_an_inconclusive_check_is_a_skip_or_a_failure_if_conclusive_is_required(
     result.stdout.fnmatch_lines(["FAILED specs/a.qdq.yaml::int8-b1::speedup - inconclusive: speed-up 1.08*"])
 
 
-UNUSABLE = """
-import pytest
-from fake_session import FakeSession
-
-@pytest.fixture(scope="session")
-def qdq_session():
-    session = FakeSession()
-    session.backend_usable = False
-    return session
-"""
-
-
 def test_a_missing_backend_is_a_skip_or_a_failure_if_the_device_is_required(project):
-    (project.path / "conftest.py").write_text(UNUSABLE)
+    project.add_to_conftest("\n\nFakeSession.backend_usable = False\n")
     result = project.run("-rs")
     result.assert_outcomes(skipped=4)
     reason = "backend onnxruntime is not usable here: no runtime found; pip install runtime"
@@ -53,7 +41,7 @@ def test_a_missing_backend_is_a_skip_or_a_failure_if_the_device_is_required(proj
     result.stdout.re_match_lines(
         [r"=+ quantized models =+", r"a::int8-b1 +skipped$", rf"a::int8-b1 skipped: {reason}$"]
     )
-    assert project.calls() == []
+    assert project.calls() == ["close"]
     result = project.run("--qdq-require=device", "specs/a.qdq.yaml::int8-b1::parity")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
-from onnx_text import parsed
+from onnx_text import linear, parsed
 from random_models import MODES, bytes_of, floating
 
 from qdqspec.graph.definition import evaluator_of
@@ -234,28 +234,6 @@ def mxfp8(values: Array) -> Array:
     step = np.ldexp(np.float32(1), np.maximum(np.where(mantissa == 0.5, exponent - 1, exponent), -127))
     grid = (blocks / step).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return (grid * step).reshape(values.shape)
-
-
-def linear(
-    op_type: str,
-    values: Array,
-    weight: Array,
-    *,
-    transposed: bool = False,
-    opset: int = 21,
-    bias: bool = False,
-) -> Model:
-    """A model of one linear operator."""
-    kind = {"float32": "float", "float64": "double"}.get(str(values.dtype), str(values.dtype))
-    ends = [",".join(map(str, (*values.shape[:-1], size))) for size in (values.shape[-1], weight.shape[1])]
-    turned, third = "<transB = 1>" if transposed else "", ", b" if bias else ""
-    constants = {"w": weight.T.copy() if transposed else weight} | (
-        {"b": np.ones(weight.shape[1])} if bias else {}
-    )
-    text = (
-        f"g ({kind}[{ends[0]}] x) => ({kind}[{ends[1]}] y) {{ [linear] y = {op_type}{turned}(x, w{third}) }}"
-    )
-    return parsed(text, opset, ir=10, **{n: value.astype(values.dtype) for n, value in constants.items()})
 
 
 def both_sides(model: Model, name: str, *, weight: bool = True) -> Placement:

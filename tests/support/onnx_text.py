@@ -54,6 +54,28 @@ def model_of(text: str, **weights: tuple[int, ...]) -> Model:
     return model
 
 
+def linear(
+    op_type: str,
+    values: np.ndarray,
+    weight: np.ndarray,
+    *,
+    transposed: bool = False,
+    opset: int = 21,
+    bias: bool = False,
+) -> Model:
+    """A model of one linear operator, of these values as ``x`` with a weight and a bias of ones."""
+    kind = {"float32": "float", "float64": "double"}.get(str(values.dtype), str(values.dtype))
+    ends = [",".join(map(str, (*values.shape[:-1], size))) for size in (values.shape[-1], weight.shape[1])]
+    turned, third = "<transB = 1>" if transposed else "", ", b" if bias else ""
+    constants = {"w": weight.T.copy() if transposed else weight} | (
+        {"b": np.ones(weight.shape[1])} if bias else {}
+    )
+    text = (
+        f"g ({kind}[{ends[0]}] x) => ({kind}[{ends[1]}] y) {{ [linear] y = {op_type}{turned}(x, w{third}) }}"
+    )
+    return parsed(text, opset, ir=10, **{n: value.astype(values.dtype) for n, value in constants.items()})
+
+
 def outputs_of(
     model: Model | onnx.ModelProto | Path, feeds: Mapping[str, object], level: str = "DISABLE_ALL"
 ) -> list[np.ndarray]:

@@ -40,12 +40,14 @@ backend = OtherDevice
 
 
 def install(monkeypatch: pytest.MonkeyPatch, scale: float = 1.0) -> None:
-    """Register the backend ``other``, as an installed package would."""
-    point = importlib.metadata.EntryPoint("other", "other_fake:backend", "qdqspec.backends")
-    known = registry._entry_points
-    monkeypatch.setattr(
-        registry,
-        "_entry_points",
-        lambda kind: {**known(kind), **({"other": point} if kind == "backend" else {})},
-    )
+    """Register the backend ``other``."""
+    register(monkeypatch, "backend", "other", "other_fake:backend")
     monkeypatch.setattr(OtherDevice, "scale", scale)
+
+
+def register(monkeypatch: pytest.MonkeyPatch, kind: registry.RegistryKind, name: str, value: str) -> None:
+    """Register an object under this name, as an installed package would."""
+    point = importlib.metadata.EntryPoint(name, value, f"qdqspec.{kind}s")
+    known = registry._entry_points
+    more = lambda asked: {name: point} if asked == kind else {}  # noqa: E731 - short
+    monkeypatch.setattr(registry, "_entry_points", lambda asked: known(asked) | more(asked))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import outputs_of
 
 from qdqspec._core.arrays import Shape
 from qdqspec.graph.model import Model
@@ -105,6 +106,15 @@ def random_inputs(model: Model, seed: int = 0) -> dict[str, npt.NDArray[np.float
     random = np.random.default_rng(seed)
     shapes = {name: [d or 1 for d in model.shape(name) or ()] for name in model.inputs}
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def runs(model: Model) -> bool:
+    """Whether ONNX Runtime runs a model with static float32 inputs, with its optimizations."""
+    try:
+        outputs_of(model, random_inputs(model), "ENABLE_ALL")
+    except Exception:  # noqa: BLE001 - its errors have no common class
+        return False
+    return True
 
 
 def bytes_of(proto: onnx.ModelProto) -> bytes:

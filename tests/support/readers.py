@@ -11,7 +11,7 @@ import io
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -327,9 +327,3 @@ def _changed(data: bytes, chance: random.Random) -> bytes:
         case _:
             opening = chance.choice((b"[", b'{"a":', b"(", b"- ", b"\n "))
             return head + opening * chance.choice((10, 300, 5000)) + data[start:]
-
-
-def spoiled(seeds: Sequence[bytes], chance: random.Random) -> Iterator[bytes]:
-    """An endless sequence of valid files, each with a few changes."""
-    while True:
-        yield mutated(chance.choice(seeds), chance)

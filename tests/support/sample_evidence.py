@@ -43,11 +43,17 @@ def sample_builds() -> dict[str, BuildEvidence]:
     build = BuildEvidence(
         backend="tensorrt-rtx", target="SM86", refused=refused, cure="leave the node in float"
     )
-    away = LayerTime(
-        name="norm", op_type="LayerNormalization", milliseconds=0.0, nodes=("norm",), place="cpu"
+    return {"tensorrt-rtx:SM86": build, BuildRequest().key: placed(("LayerNormalization", "cpu", False))}
+
+
+def placed(*kernels: tuple[str, str, bool]) -> BuildEvidence:
+    """A build whose kernels have an operator, a place, and whether they compute in integers."""
+    layers = tuple(
+        LayerTime(name=f"n{i}", op_type=op, milliseconds=0.0, nodes=(f"n{i}",), integer=integer, place=place)
+        for i, (op, place, integer) in enumerate(kernels)
     )
-    placed = BuildEvidence(backend="onnxruntime-qnn", layers=(away,), ops={"norm": "LayerNormalization"})
-    return {"tensorrt-rtx:SM86": build, BuildRequest().key: placed}
+    ops = {layer.name: layer.op_type for layer in layers}
+    return BuildEvidence(backend="onnxruntime-qnn", layers=layers, ops=ops)
 
 
 def sample_lint(refusing: LintTarget) -> dict[LintTarget, tuple[Finding, ...]]:

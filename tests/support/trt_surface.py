@@ -1,10 +1,8 @@
-"""TensorRT's Python API, read from NVIDIA's bindings and stored as JSON.
+"""TensorRT's Python API, read from NVIDIA's bindings, and the committed part of it, which is stored as JSON.
 
 The wheels of the bindings contain classes, enums and docstring signatures, but no engine. They are NVIDIA's property
-and are downloaded, never committed; only the names that qdqspec uses are committed. After a change of the backend
-that uses a new name, or for a new version of TensorRT::
-
-    python tests/support/trt_surface.py           # renews tests/data/tensorrt/api; needs an index and a C compiler
+and are downloaded, never committed; only the names that qdqspec uses are committed, by ``tools/tensorrt_api.py``. As a
+program, this module prints the API of the ``tensorrt`` that it can import.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +25,6 @@ API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
 _FILES = ("build", "cache", "device", "engine", "log", "run")
 SOURCES = tuple(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in _FILES)
-FAKE = ROOT / "tests" / "support" / "fake_trt" / "tensorrt" / "__init__.py"
 Surface = dict[str, Any]
 
 
@@ -36,66 +32,23 @@ class MissingError(Exception):
     """The bindings are not available: no index, no wheel for this Python, or no C compiler."""
 
 
-# ---- used names ---------------------------------------------------------------------------------
+# ---- committed names ----------------------------------------------------------------------------
 
 
-def _source() -> Iterator[ast.AST]:
+def source_nodes() -> Iterator[ast.AST]:
     for path in SOURCES:
         yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def used_names() -> set[str]:
-    """Every attribute, keyword and literal name in the source of the backend, which may be names of TensorRT."""
-    found: set[str] = set()
-    for node in _source():
-        if isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            found.add(node.value)
-        elif isinstance(node, ast.FunctionDef):
-            found.add(node.name)
-    return found
 
 
 def optional_names() -> set[str]:
     """Names that are read by `optional`, `required` or a constant, because not every version has them."""
     found: set[str] = set()
-    for node in _source():
+    for node in source_nodes():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             words = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
             if node.func.id in ("optional", "required", "hasattr", "setattr"):
                 found.update(word for word in words if isinstance(word, str))
     return found
-
-
-def fake_names() -> set[str]:
-    """The classes and enums of the fake."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(FAKE.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_enum":
-            found.add(ast.literal_eval(node.args[0]).partition(".")[0])
-    return found
-
-
-def trimmed(surface: Surface, names: set[str]) -> Surface:
-    """The part of an API with these names, or that the fake has: classes, enums and functions, with named members.
-
-    An enum is kept completely, for its values.
-    """
-    wanted = names | fake_names()
-    classes = {
-        name: {
-            "methods": {m: s for m, s in entry["methods"].items() if m in names or m == "__init__"},
-            "properties": {p: t for p, t in entry["properties"].items() if p in names},
-        }
-        for name, entry in surface["classes"].items()
-        if name in wanted
-    }
-    enums = {name: e for name, e in surface["enums"].items() if name.split(".")[0] in wanted}
-    functions = {name: f for name, f in surface["functions"].items() if name in names}
-    return {"version": surface["version"], "classes": classes, "enums": enums, "functions": functions}
 
 
 def load(version: str) -> Surface:
@@ -166,7 +119,7 @@ def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> N
 
 def read_surface(site: Path) -> Surface:
     """The complete API of the bindings in a folder, read by a separate process."""
-    command, environment = [sys.executable, __file__, "--dump"], {**os.environ, "PYTHONPATH": str(site)}
+    command, environment = [sys.executable, __file__], {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: Surface = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -233,54 +186,5 @@ def _split(text: str) -> list[str]:
     return [part for part in (*parts, text[start:].strip()) if part]
 
 
-def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
-    """Create the backend's subclasses of the classes of the bindings, in a separate process."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
-    command = [sys.executable, "-c", _SUBCLASSES]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-_SUBCLASSES = """
-import tensorrt as trt
-from qdqspec.backends.tensorrt import device as trt_device
-from qdqspec.backends.tensorrt import log as trt_log
-from qdqspec.backends.tensorrt import run as trt_run
-trt_device.TENSORRT.require()
-log = trt_log.open_log()
-log.logger.log(trt.ILogger.Severity.WARNING, "a line")
-assert log.warnings == ("a line",)
-trt.init_libnvinfer_plugins(log.logger, "")
-profiler = trt_run._profiler_type()()
-profiler.runs.append([])
-profiler.report_layer_time("conv", 0.5)
-assert profiler.runs == [[("conv", 0.5)]]
-allocator = trt_run._allocator_type()()
-allocator.notify_shape("y", trt.Dims([2, 3]))
-assert allocator.shape == (2, 3)
-profile_shape = trt.Dims([1, 3])
-assert tuple(profile_shape) == (1, 3)
-print("1 <<", int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-for name in ("reallocate_output_async", "notify_shape"):
-    if name in trt.IOutputAllocator.__doc__:
-        print(name)
-"""
-
-
-# ---- command line -------------------------------------------------------------------------------
-
-
-def update() -> None:
-    """Renew the committed files from the real bindings."""
-    API.mkdir(parents=True, exist_ok=True)
-    for version in VERSIONS:
-        with tempfile.TemporaryDirectory() as folder:
-            surface = trimmed(read_surface(bindings(version, Path(folder))), used_names())
-        text = json.dumps(surface, indent=1, sort_keys=True)
-        (API / f"{version}.json").write_text(text + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if "--dump" in sys.argv:
-        sys.stdout.write(json.dumps(dump()) + "\n")
-    else:
-        update()
+    sys.stdout.write(json.dumps(dump()) + "\n")

@@ -35,11 +35,6 @@ class Trtexec:
         lines = (self.folder / "calls.jsonl").read_text().splitlines()
         return [words for words in map(json.loads, lines) if words != ["--help"]]
 
-    def fault(self, **faults: str) -> None:
-        """Inject faults from now on."""
-        path = self.folder / "standin.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"fault": faults}))
-
 
 def put_trtexec(
     folder: Path,

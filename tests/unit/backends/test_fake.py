@@ -17,19 +17,9 @@ from tests.support.stand_ins import true_ms
 
 QUIET = {"run_noise": "0", "wall_noise": "0", "build_noise": "0"}
 
-# Two convolutions with an activation between them, without and with pairs.
-CHAIN = """chain (float[1,8,16,16] x) => (float[1,8,16,16] out)
-<float s = {{0.1}}, uint8 z = {{128}}, float ws = {{0.01}}, int8 wz = {{0}}>
-{{
-  {body}
-}}
-"""
-PLAIN = """
-  a = Conv<pads=[1,1,1,1]>(x, w)
-  r = Relu(a)
-  out = Conv<pads=[1,1,1,1]>(r, v)
-"""
-FIRST_IN_INTEGERS = """
+# Two convolutions with an activation between them; pairs are around the first.
+FIRST_IN_INTEGERS = """chain (float[1,8,16,16] x) => (float[1,8,16,16] out)
+<float s = {0.1}, uint8 z = {128}, float ws = {0.01}, int8 wz = {0}> {
   xq = QuantizeLinear(x, s, z)
   xd = DequantizeLinear(xq, s, z)
   wq = QuantizeLinear(w, ws, wz)
@@ -39,13 +29,7 @@ FIRST_IN_INTEGERS = """
   rq = QuantizeLinear(r, s, z)
   rd = DequantizeLinear(rq, s, z)
   out = Conv<pads=[1,1,1,1]>(rd, v)
-"""
-
-
-def chain(folder: Path, body: str) -> Path:
-    weights = kernels(2, 8, 8, 3, 3)
-    text = CHAIN.format(body=body)
-    return saved(folder / f"chain-{len(body)}.onnx", text, opset=13, w=weights["w0"], v=weights["w1"])
+}"""
 
 
 def build(path: Path, device: FakeDevice | None = None, **extra: str) -> FakeEngine:
@@ -63,7 +47,9 @@ def test_times_of_layers_add_up_to_the_configured_time(models: Path) -> None:
 
 
 def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> None:
-    layers = build(chain(tmp_path, FIRST_IN_INTEGERS)).layers()
+    weights = kernels(2, 8, 8, 3, 3)
+    path = saved(tmp_path / "chain.onnx", FIRST_IN_INTEGERS, opset=13, w=weights["w0"], v=weights["w1"])
+    layers = build(path).layers()
     kinds = [(layer.op_type, layer.integer, layer.boundary) for layer in layers]
     assert kinds == [
         ("QuantizeLinear", False, True),  # the graph's input, which no integer kernel writes
@@ -74,12 +60,12 @@ def test_an_integer_convolution_fuses_the_pairs_around_it(tmp_path: Path) -> Non
     assert [layer.tensors for layer in layers if layer.boundary] == [("x",), ("r",)]
 
 
-def test_noise_and_drift_have_the_configured_size(tmp_path: Path) -> None:
-    path, device = chain(tmp_path, PLAIN), FakeDevice()
+def test_noise_and_drift_have_the_configured_size(models: Path) -> None:
+    path, device = models / "squeezenet10.onnx", FakeDevice()
     runs = build(path, device, run_noise="0.05", wall_noise="0.2").time(800)
     assert statistics.stdev(map(math.log, runs.cpu_ms)) == pytest.approx(0.05, rel=0.15)
     assert all(wall >= cpu for wall, cpu in zip(runs.wall_ms, runs.cpu_ms, strict=True))
-    first, second = (build(path, device, drift="0.3", drift_period="0.1", **QUIET) for _ in range(2))
+    first, second = (build(path, device, drift="0.3", drift_period="20", **QUIET) for _ in range(2))
     series = [engine.time(1).cpu_ms[0] for _ in range(2000) for engine in (first, second)]
     assert max(series) / min(series) == pytest.approx(math.exp(0.6), rel=0.05)
     pairs = zip(series[::2], series[1::2], strict=True)

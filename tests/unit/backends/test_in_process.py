@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from installed import require_openvino, require_web
+from installed import require
 from onnx.reference import ReferenceEvaluator
 from operator_models import Graph
 
@@ -24,7 +24,7 @@ Build = Callable[..., Any]
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def name(request: pytest.FixtureRequest) -> str:
-    {"openvino": require_openvino, "onnxruntime-web": require_web}.get(request.param, lambda: None)()
+    require(request.param)
     return str(request.param)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from installed import require_openvino
+from installed import require
 from operator_models import IMAGE, MATRIX, ONE, Graph, conv, indices, layers_of, runs_in_integers
 
 from qdqspec.app.cli import main
@@ -45,7 +45,7 @@ print(json.dumps({
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    require_openvino()
+    require("openvino")
 
 
 def build(path: Path, model: onnx.ModelProto, **options: object) -> OpenVinoEngine:

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from hypothesis import example, given, strategies as st
 from onnx_text import kernels, saved
+from random_models import random_inputs
 
 from qdqspec.backends._source import Origin
 from qdqspec.backends.base import BuildOptions
@@ -29,20 +30,13 @@ def _tools_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(onnxruntime.__file__).parent / "transformers")
 
 
-def feeds_of(model: Model) -> dict[str, np.ndarray]:
-    random, shapes = np.random.default_rng(0), {name: model.shape(name) for name in model.inputs}
-    return {
-        n: random.standard_normal([size or 1 for size in s]).astype(np.float32) for n, s in shapes.items()
-    }
-
-
 def quantize_everything(source: Path, target: Path) -> Path:
     """Every operator quantized by ONNX Runtime's own tool, from one random sample."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class OneSample(CalibrationDataReader):
         def __init__(self) -> None:
-            self.samples = iter([feeds_of(Model(onnx.load(source)))])
+            self.samples = iter([random_inputs(Model(onnx.load(source)))])
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.samples, None)
@@ -55,7 +49,7 @@ def quantize_everything(source: Path, target: Path) -> Path:
 def layers_of(path: Path) -> tuple[Model, tuple[LayerTime, ...]]:
     model = Model(onnx.load(path))
     engine = OnnxRuntime().build(path, BuildOptions())
-    engine.bind(feeds_of(model))
+    engine.bind(random_inputs(model))
     layers = engine.layers(2)
     engine.close()
     return model, layers

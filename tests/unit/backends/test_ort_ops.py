@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_text import model_of
+from onnx_text import linear, model_of
 from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, layers_of
 
 from qdqspec.backends.base import BuildOptions, Engine
@@ -147,20 +146,8 @@ WEIGHT = RANDOM.normal(size=(256, 64)).astype(np.float32)
 X = RANDOM.normal(size=(2, 256)).astype(np.float32)
 
 
-def linear(op_type: str, axis: int, weight: np.ndarray = WEIGHT) -> Model:
-    """One linear operator whose sums run along ``axis`` of its weight, with a bias where it can have one."""
-    made = f"Gemm<transB = {axis}>(x, w, b)" if op_type == "Gemm" else "MatMul(x, w)"
-    text = f"g (float[2,256] x) => (float[2,64] y) {{ [linear] y = {made} }}"
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
-    stored = {"w": weight if axis == 0 else weight.T.copy(), "b": np.arange(64, dtype=np.float32)}
-    read = stored.keys() & {*proto.graph.node[0].input}
-    proto.graph.initializer.extend(numpy_helper.from_array(stored[name], name) for name in sorted(read))
-    return Model(proto)
-
-
-def weight_only(model: Model, fmt: str, axis: int) -> onnx.ModelProto:
-    node = model.nodes[-1]
-    site = Site(tensor="w", consumers=(Consumer(node.name, 1),), format=fmt, axis=axis, weight=True)
+def weight_only(model: Model, fmt: str) -> onnx.ModelProto:
+    site = Site(tensor="w", consumers=(Consumer("linear", 1),), format=fmt, axis=0, weight=True)
     return insert_qdq(model, Placement(sites=frozenset({site})), Quantizer(model, {})).proto
 
 
@@ -174,7 +161,7 @@ def built(proto: onnx.ModelProto, folder: Path) -> Engine:
 @pytest.mark.parametrize("op_type", BLOCKED_AXES)
 def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: str, fmt: str) -> None:
     """It is nearly exact: it quantizes rows of its input to 8 bits."""
-    proto = weight_only(linear(op_type, 0), fmt, 0)
+    proto = weight_only(linear(op_type, X, WEIGHT, bias=op_type == "Gemm"), fmt)
     opened = built(proto, tmp_path)
     (exact,) = ReferenceEvaluator(proto).run(None, {"x": X})
     np.testing.assert_allclose(opened.run({"x": X})["y"], exact, atol=0.02 * np.abs(exact).max())
@@ -185,8 +172,8 @@ def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: 
 @pytest.mark.parametrize("fmt", BLOCKED_8)
 def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
     """All weights and inputs are at the end of their range: sums of two products exceed 16 bits."""
-    model = linear("MatMul", 0, np.where(WEIGHT > 0, 1, 0.99).astype(np.float32))
-    proto, x = weight_only(model, fmt, 0), np.ones_like(X)
+    model = linear("MatMul", X, np.where(WEIGHT > 0, 1, 0.99))
+    proto, x = weight_only(model, fmt), np.ones_like(X)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     np.testing.assert_allclose(built(proto, tmp_path).run({"x": x})["y"], expected, rtol=1e-3)
 
@@ -207,9 +194,9 @@ def test_only_weights_with_a_kernel_are_offered() -> None:
         space = SchemeSpace(model, capabilities, rules=QuantizeRules(format="int4"))
         return [unit.labels for unit in space.units]
 
-    assert labels(linear("MatMul", 0)) == labels(linear("Gemm", 0)) == [("fp", "in-only")]
-    assert labels(linear("Gemm", 1)) == []
-    assert labels(Model(linear("MatMul", 0, WEIGHT[:96]).proto)) == []  # not a whole number of blocks
+    assert labels(linear("MatMul", X, WEIGHT)) == labels(linear("Gemm", X, WEIGHT)) == [("fp", "in-only")]
+    assert labels(linear("Gemm", X, WEIGHT, transposed=True)) == []
+    assert labels(linear("MatMul", X[:, :96], WEIGHT[:96])) == []  # not a whole number of blocks
 
 
 # ---- the rule `copies-read-in-bodies` ------------------------------------------------------------

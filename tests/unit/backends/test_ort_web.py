@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from installed import require_web
+from installed import require
 from onnx_text import saved
 from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
 from processes import processes_with, runs, wait_until
@@ -33,7 +33,7 @@ FEEDS = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 3, 8, 8)).astype(np.fl
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    require_web()
+    require("onnxruntime-web")
     onnx.save(small_model(), tmp_path / "small.onnx")
     return tmp_path / "small.onnx"
 
@@ -118,7 +118,7 @@ def test_wrong_inputs_are_refused_and_the_engine_continues(tmp_path: Path, small
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64", "bool"])
 def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
-    require_web()
+    require("onnxruntime-web")
     name = {"float32": "float"}.get(dtype, dtype)
     path = saved(tmp_path / "m.onnx", f"g ({name}[2,3] x) => ({name}[2,3] y) {{ y = Identity(x) }}")
     value = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
@@ -135,7 +135,7 @@ IN_CHROMIUM = BuildOptions(extra={"onnxruntime-web.browser": "chromium"})
 
 @pytest.fixture
 def in_browser(tmp_path: Path) -> Path:
-    require_web(IN_CHROMIUM)
+    require("onnxruntime-web", IN_CHROMIUM)
     onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
     return tmp_path / "small.onnx"
 
@@ -155,7 +155,7 @@ def browser_engine(scratch: Path, in_browser: Path) -> Iterator[OnnxRuntimeWebEn
 
 
 def test_without_a_browser_the_probe_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_web()
+    require("onnxruntime-web")
     node = shutil.which("node")
     monkeypatch.setattr(install, "require_package", lambda *_: Path())
     monkeypatch.setattr(install.shutil, "which", lambda name: node if name == "node" else None)
@@ -213,7 +213,7 @@ def integer_operators(
     makers: dict[str, Callable[[Graph, str], str]], folder: Path, *, out: bool
 ) -> dict[str, bool]:
     """For each operator whether all kernels that compute its nodes are in integers; one build for all."""
-    require_web()
+    require("onnxruntime-web")
     g, nodes, outputs = Graph(), {}, []
     for op, make in makers.items():
         x = g.input(MATRIX if op in table.LINEAR else IMAGE)

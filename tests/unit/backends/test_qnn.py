@@ -17,8 +17,8 @@ from onnx_text import parsed
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.onnxruntime_qnn.engine import CHIPS, OPTIONS
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.backends.onnxruntime_qnn.engine import CHIPS
+from qdqspec.errors import BackendError
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.lint import lint_model
 from qdqspec.testing.backends import BackendContract, small_model
@@ -185,18 +185,6 @@ def test_times_are_refused(emulator: Isolated, tmp_path: Path) -> None:
         engine.bind({"x": np.zeros((1, 3, 8, 8), np.float32)})
         with pytest.raises(BackendError, match="not a latency"):
             engine.time(3)
-
-
-@pytest.mark.parametrize(
-    ("word", "text", "said"),
-    [("soc", "60", "soc"), ("soc", "SM8551", "soc"), ("soc", "v73", "soc")]
-    + [(word, "1", "cannot be set") for word in ("soc-model", "htp-arch", "htp-performance-mode", "profiling-level")],
-)  # fmt: skip
-def test_unknown_chips_and_options_that_the_library_takes_silently_are_refused(
-    word: str, text: str, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        OPTIONS.of({f"onnxruntime-qnn.{word}": text})
 
 
 def test_one_process_emulates_one_architecture(emulator: Isolated, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from installed import require_rtx
+from installed import require
 from onnx_text import saved
 
 from qdqspec.app.session import Session
@@ -26,9 +26,9 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.isolation.worker import LOG
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import CAPABILITIES, CURRENT, OPTIONS
+from qdqspec.backends.tensorrt_rtx.compiler import CAPABILITIES, CURRENT
 from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
 
@@ -45,7 +45,7 @@ def without_gpu() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def rtx() -> Iterator[Isolated]:
-    require_rtx()
+    require("tensorrt-rtx")
     with Isolated("tensorrt-rtx", build_timeout=120.0) as backend:
         yield backend
 
@@ -234,7 +234,7 @@ def test_capabilities_and_nodes_that_the_compiler_names_are_reported(
 
 
 def test_capabilities_have_the_names_of_the_library():
-    require_rtx()
+    require("tensorrt-rtx")
     code = "import tensorrt_rtx; print(*tensorrt_rtx.ComputeCapability.__members__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {*CAPABILITIES, CURRENT} <= set(done.stdout.split())
@@ -267,19 +267,6 @@ def test_engines_run_on_the_gpu_here_unless_other_gpus_are_named(
     assert ("built-for" in backend.device(options).key) == bool(targets)
 
 
-@pytest.mark.parametrize(
-    ("word", "text", "said"),
-    [
-        ("for", "SM87", "none of SM75, SM80, SM86, SM89, SM120, SM121 .did you mean 'SM89'"),
-        ("opt-level", "4", "accepts it without an effect"),
-        ("version-compatible", "on", "libnvinfer_lean"),
-    ],
-)
-def test_a_wrong_option_is_reported(word: str, text: str, said: str):
-    with pytest.raises(ConfigError, match=said):
-        OPTIONS.of({f"tensorrt-rtx.{word}": text})
-
-
 # ---- plugins ------------------------------------------------------------------------------------
 
 
@@ -300,7 +287,7 @@ def test_a_library_without_creators_is_loaded_as_one_that_registers_itself_and_n
 
 
 def test_without_the_plugin_library_the_error_states_both_cures(tmp_path: Path):
-    require_rtx()
+    require("tensorrt-rtx")
     model = saved(
         tmp_path / "m.onnx",
         """g (float[1,16,12,12] x) => (float[1,16,12,12] y) {

@@ -19,12 +19,11 @@ import pytest
 from onnx_text import saved
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.backends.tensorrt.build import OPTIONS
 from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.backends.tensorrt.log import Log, refusals
 from qdqspec.backends.tensorrt.smi import GpuWatch
-from qdqspec.errors import BackendError, ConfigError
+from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -242,19 +241,6 @@ def test_options_are_passed_to_the_builder(model: Path, newest: None, monkeypatc
     assert config.tiling_optimization_level is trt.TilingOptimizationLevel.FAST
     assert config.hardware_compatibility_level is trt.HardwareCompatibilityLevel.AMPERE_PLUS
     assert config._flags == {trt.BuilderFlag.SPARSE_WEIGHTS, trt.BuilderFlag.VERSION_COMPATIBLE}
-
-
-@pytest.mark.parametrize(
-    ("word", "text", "said"),
-    [
-        ("opt-level", "0", "does not use the timing cache"),
-        ("build-route", "", "a word is expected"),  # the same as no value: it would pin nothing
-        ("fp16", "on", "strongly typed"),
-    ],
-)
-def test_a_wrong_value_of_an_option_is_reported(word: str, text: str, said: str):
-    with pytest.raises(ConfigError, match=said):
-        OPTIONS.of({f"tensorrt.{word}": text})
 
 
 # ---- runs --------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import Case, InputShape, RegionRules, ShapeProfile, TuneRules
 
+FEEDS = {"x": np.random.default_rng(0).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
 COMMON = {"--stronglyTyped", "--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun"}
 
 
@@ -50,20 +51,14 @@ class TestTrtexec(BackendContract):
 
 
 @pytest.fixture
-def feeds(model):
-    shape = [d.dim_value for d in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
-    return {"x": np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)}
-
-
-@pytest.fixture
-def engine(model, feeds):
+def engine(model):
     """``engine(extra...)`` builds the small model and binds its input."""
     built = []
 
     def build(**extra):
         words = {f"trtexec.{name.replace('_', '-')}": text for name, text in extra.items()}
         built.append(Trtexec().build(model, BuildOptions(extra=words)))
-        built[-1].bind(feeds)
+        built[-1].bind(FEEDS)
         return built[-1]
 
     yield build
@@ -144,21 +139,20 @@ def test_builds_of_a_run_share_a_timing_cache_unless_they_are_fresh(install_trte
 
 
 @pytest.fixture
-def dynamic(model, feeds):
+def dynamic(model):
     proto = onnx.load(model)
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.save(proto, model)
-    return model, tuple(feeds["x"].shape)
+    return model
 
 
-def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec, dynamic, feeds):
+def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec, dynamic):
     tool = install_trtexec()
-    path, shape = dynamic
-    large = (4, *shape[1:])
-    profiles = tuple(ShapeProfile(shapes={"x": InputShape(min=s, opt=s, max=s)}) for s in (shape, large))
-    made = Trtexec().build(path, BuildOptions(profiles=profiles))
-    made.bind(feeds)
-    made.bind({"x": np.repeat(feeds["x"], 4, axis=0)}, profile=1)
+    both = (FEEDS, {"x": np.repeat(FEEDS["x"], 4, axis=0)})
+    profiles = tuple(ShapeProfile(shapes={"x": InputShape.of(feeds["x"].shape)}) for feeds in both)
+    made = Trtexec().build(dynamic, BuildOptions(profiles=profiles))
+    for profile, feeds in enumerate(both):
+        made.bind(feeds, profile)
     medians = [made.time(9, profile=profile).median_ms("wall") for profile in (0, 1, 0)]
     # The second shape profile of the stand-in takes twice as long.
     assert medians[1] == pytest.approx(2 * medians[0], rel=0.1)
@@ -166,7 +160,7 @@ def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec,
     assert sum(layer.milliseconds for layer in made.layers(profile=1)) == pytest.approx(medians[1], rel=0.1)
     made.close()
     built, first, second, *_ = tool.calls()
-    texts = ["x:" + "x".join(map(str, s)) for s in (shape, large)]
+    texts = ["x:1x3x8x8", "x:4x3x8x8"]
     shapes = [[f"--{which}Shapes={text}" for which in ("min", "opt", "max")] for text in texts]
     start = built.index("--profile=0")
     assert built[start : start + 8] == ["--profile=0", *shapes[0], "--profile=1", *shapes[1]]
@@ -178,7 +172,7 @@ def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec,
 def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
     tool = install_trtexec()
     with pytest.raises(BackendError, match="input x has dynamic dimensions and no shape is given"):
-        Trtexec().build(dynamic[0], BuildOptions())
+        Trtexec().build(dynamic, BuildOptions())
     assert not (tool.folder / "calls.jsonl").exists() or tool.calls() == []
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from other_fake import register
 from pydantic import ValidationError
 
 from qdqspec import load_spec
-from qdqspec._core import registry
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.request import pack
 from qdqspec.checks.base import CheckParams, baseline_entries
@@ -67,14 +66,7 @@ MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The check, or another object of this file, registered as by an installed package."""
-    value = f"{__name__}{getattr(request, 'param', ':pace')}"
-    point = importlib.metadata.EntryPoint("mean-shift", value, "qdqspec.checks")
-    known = registry._entry_points
-
-    def entry_points(kind: registry.RegistryKind) -> dict[str, importlib.metadata.EntryPoint]:
-        return {**known(kind), **({"mean-shift": point} if kind == "check" else {})}
-
-    monkeypatch.setattr(registry, "_entry_points", entry_points)
+    register(monkeypatch, "check", "mean-shift", f"{__name__}{getattr(request, 'param', ':pace')}")
 
 
 class PaceCheck:

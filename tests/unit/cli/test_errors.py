@@ -1,12 +1,14 @@
-"""The message of each error, one row per message: exit code 2, no other output, and no file is changed."""
+"""The message of each error, also as JSON, one row per message: exit code 2, no other output, no file is changed."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqspec.app.report.record import record_to_json
@@ -53,12 +55,19 @@ ERRORS = [
     ("diff net.onnx broken.onnx", "broken.onnx: "),
     ("verify net.onnx broken.onnx", "broken.onnx: "),
     ("reduce broken.onnx -o out", "broken.onnx: "),
+    ("reduce net.onnx -o out --backend fake", "there is nothing to reduce"),
     ("fold gone.onnx -o out.onnx", "gone.onnx: there is no such model file"),
     ("schema -o nowhere/schema.json", "the schema cannot be written"),
     ("inspect none.onnx", "none.onnx: there is no such model file"),
     ("apply net.onnx none.json -o x.onnx", "none.json: the scheme cannot be read"),
     ("strip net.onnx -o none/x.onnx", "none: there is no such folder"),
     ("import quantized.onnx -o quantized.onnx", "this file is an input"),
+    ("apply net.onnx scheme.json -o ./net.onnx", "overwrite the input"),
+    ("apply net.onnx scheme.json -o scheme.json", "overwrite the input"),
+    ("strip net.onnx -o net.onnx", "overwrite the input"),
+    ("fold net.onnx -o net.onnx", "overwrite the input"),
+    ("strip apart.onnx -o weights.bin", "overwrite the input"),  # its external weights
+    ("apply apart.onnx scheme.json -o weights.bin", "overwrite the input"),
     ("import net.onnx -o scheme.json", "no Q/DQ pair that a scheme can carry"),
     ("verify net.onnx", "no tuned model is given"),
     ("tune spec.qdq.yml", "(did you mean 'spec.qdq.yaml'?)"),
@@ -115,6 +124,9 @@ ERRORS = [
 def project(verb, models: Path, tmp_path: Path) -> Path:
     shutil.copy(models / "digits_resnet.onnx", tmp_path / "net.onnx")
     shutil.copy(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", tmp_path / "quantized.onnx")
+    apart = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save_model(onnx.load(tmp_path / "net.onnx"), tmp_path / "apart.onnx", **apart)
+    (tmp_path / "scheme.json").write_text('{"schema_version": 1, "backend": "onnxruntime", "sites": []}')
     (tmp_path / "spec.qdq.yaml").write_text(SPEC)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     (tmp_path / "specs").mkdir()
@@ -135,6 +147,12 @@ def test_an_error_is_one_message(verb, project: Path, words: str, message: str) 
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert len(result.err.splitlines()) <= 4
+    data = verb(*words.split(), "--json")
+    assert data.code == 2
+    assert ("what" in data.json) == (words != "list specs")  # which lists the specs that it can load
+    assert data.json.get("what", "") in data.err
+    named = re.match(r"\w+\.onnx(?=: )", message)
+    assert named is None or Path(data.json["where"]).name == named[0]
     assert {file: file.read_bytes() for file in before} == before
     journals = [file.read_text() for file in project.rglob("trials.jsonl")]
     assert not any('"trial"' in text for text in journals), "nothing was measured"

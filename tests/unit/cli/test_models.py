@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx_text import saved
 from random_models import ranges_for
@@ -62,29 +61,6 @@ def test_inspect_counts_at_the_shapes_of_data_or_states_assumed_ones(verb, tmp_p
     for words in given:
         found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
         assert (found["multiplications"], found["assumed"]) == (30 * 16, [])
-
-
-@pytest.mark.parametrize(
-    ("words", "target"),
-    [
-        ("apply digits.onnx scheme.json", "./digits.onnx"),
-        ("apply digits.onnx scheme.json", "scheme.json"),
-        ("strip digits.onnx", "digits.onnx"),
-        ("fold digits.onnx", "digits.onnx"),
-        ("strip net.onnx", "net.bin"),
-        ("apply net.onnx scheme.json", "net.bin"),
-    ],
-)
-def test_an_input_is_never_overwritten(verb, model, tmp_path, words, target):
-    """The file of external weights is one of them."""
-    (tmp_path / "scheme.json").write_text('{"schema_version": 1, "backend": "onnxruntime", "sites": []}')
-    external = {"save_as_external_data": True, "location": "net.bin", "size_threshold": 0}
-    onnx.save_model(onnx.load(model), tmp_path / "net.onnx", **external)
-    before = (tmp_path / target).read_bytes()
-    result = verb(*words.split(), "-o", target)
-    assert result.code == 2
-    assert "overwrite the input" in result.err
-    assert (tmp_path / target).read_bytes() == before
 
 
 def test_a_written_model_that_is_not_valid_is_a_warning(verb, tmp_path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 import pytest
+from random_models import runs
 from trt_corpus import F32, ROWS, parse
 
 from qdqspec._core.hooks import all_names
@@ -35,17 +35,6 @@ def activation(attributes: str, scale: object) -> Model:
 
 def filled(*shape: int) -> np.ndarray:
     return np.full(shape, 0.1, F32)
-
-
-def runs(model: Model) -> bool:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
-        session.run(None, {"x": np.ones(model.shape("x"), F32)})
-    except Exception:  # noqa: BLE001 - its errors have no common class
-        return False
-    return True
 
 
 UNFIT = {

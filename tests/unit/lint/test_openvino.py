@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import onnx
 import pytest
-from installed import require_openvino
+from installed import require
 from operator_models import IMAGE, MATRIX, Graph, conv, layers_of, runs_in_integers
 
 from qdqspec.backends.openvino.engine import OpenVino
@@ -24,7 +24,7 @@ def ids(proto: onnx.ModelProto) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    require_openvino()
+    require("openvino")
 
 
 def with_constant(

@@ -3,7 +3,7 @@
 Enums have that version's members and numbers. Outputs are real, from ONNX Runtime; times come from the simulated
 device's cost model; layer information has the schema of the major version. It parses and builds every model that ONNX
 Runtime runs: what NVIDIA's parser and compiler refuse is tested with TensorRT for RTX. It fails as ``FAKE_TRT``
-requests. With ``FAKE_TRT_GPU=real`` runs are enqueued on a GPU: see ``real_gpu.py``.
+requests. With ``FAKE_TRT_GPU=real`` runs are enqueued on a GPU: see ``benchmarks/real_gpu.py``.
 """
 
 from __future__ import annotations

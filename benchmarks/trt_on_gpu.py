@@ -1,6 +1,6 @@
 """Runs a command with the stand-in for TensorRT on the GPU of this machine: CUDA is real, the engines are not.
 
-    python tests/support/trt_on_gpu.py 11.4.0.106 python -m pytest tests/device --qdq-backend=tensorrt
+    python benchmarks/trt_on_gpu.py 11.4.0.106 python -m pytest tests/device --qdq-backend=tensorrt
 
 The stand-in compiles nothing and computes on the CPU; its runs are kernels of known duration, on streams, in CUDA
 graphs, timed by events. Everything around the engine is what runs with TensorRT.
@@ -14,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-FAKE = Path(__file__).resolve().parent / "fake_trt"
-PARTS = ("tensorrt", "fake_gpu.py", "real_gpu.py")  # not its CUDA
+HERE = Path(__file__).resolve().parent
+FAKE = HERE.parent / "tests" / "support" / "fake_trt"
+PARTS = (FAKE / "tensorrt", FAKE / "fake_gpu.py", HERE / "real_gpu.py")  # not the CUDA of the stand-in
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
         package.mkdir()
         (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt\nVersion: {version}\n")
         for part in PARTS:
-            (Path(made) / part).symlink_to(FAKE / part)
+            (Path(made) / part.name).symlink_to(part)
         paths = os.pathsep.join([made, *filter(None, [os.environ.get("PYTHONPATH", "")])])
         return subprocess.run(
             command, env={**os.environ, "PYTHONPATH": paths, "FAKE_TRT_GPU": "real"}, check=False
