@@ -2,10 +2,11 @@ from .compare import (
     OutputComparison as OutputComparison,  # comparison of two models' outputs, sample by sample
     SampleOutputs as SampleOutputs,  # the outputs for one sample
     Typical as Typical,  # the mean power of an output's values, and their bounds
+    are_values as are_values,  # a mask of finite values that are no masks of scores
     compare_outputs as compare_outputs,  # compare outputs over all samples
     noise_power as noise_power,  # the sum of squared differences where the reference is finite
     power_of as power_of,  # noise power over signal power
-    signal_power as signal_power,  # the sum of the squares of the finite values
+    signal_power as signal_power,  # the sum of the squares of the finite values that are no masks
     sqnr_db as sqnr_db,  # ten times the log of signal power over noise power
     typical_of as typical_of,  # the statistics of each float output over all runs
 )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.notes import NO_NUMBER
+from qdqspec.accuracy.notes import NO_NUMBER, NO_SIGNAL
 from qdqspec.errors import DataError
 from qdqspec.types import ParityEvidence, TensorParity, TopK, WorstSlice
 
@@ -234,19 +234,20 @@ class _Output:
                 counts[0] += in_common(reference, tuned, top.k, axis)
                 counts[1] += reference.size // reference.shape[axis] * top.k
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
-        finite = np.isfinite(reference)
-        own, other = (np.where(finite, values, 0).astype(np.float64) for values in (reference, tuned))
-        difference = own - other
-        self.slices.add(own, difference, finite)
+        finite, counted = np.isfinite(reference), are_values(reference)
+        both = (np.where(finite, values, 0).astype(np.float64) for values in (reference, tuned))
+        difference = np.subtract(*both)
+        own = np.where(counted, reference, 0).astype(np.float64)
+        self.slices.add(own, difference, counted)
         self.is_odd = self.is_odd or not finite.all()
         if finite.any():
-            self.values += int(np.count_nonzero(finite))
+            self.values += int(np.count_nonzero(counted))
             self.signal += _square_sum(own)
             self.noise += _square_sum(difference)
             self.max_abs = max(self.max_abs, float(np.abs(difference).max()))
             self.low = min(self.low, float(own.min()))
             self.high = max(self.high, float(own.max()))
-            self.cosine = min(self.cosine, _cosine(own.ravel(), other.ravel()))
+            self.cosine = min(self.cosine, _cosine(own.ravel(), (own - difference).ravel()))
 
     def result(self) -> TensorParity:
         """The parity over all samples added."""
@@ -270,6 +271,7 @@ class _Output:
             max_abs=self.max_abs,
             max_steps=self.max_abs / step if step > 0 else math.inf if self.max_abs else 0.0,
             agreement={key: common / all_of for key, (common, all_of) in self.classes.items() if all_of},
+            note="" if self.signal or self.noise or not self.values else NO_SIGNAL,
             is_single=self.is_single,
             worst_slice=self.slices.worst(max(high, -low)),
         )
@@ -314,9 +316,19 @@ def judged(outputs: Mapping[_Name, Array]) -> dict[_Name, Array]:
 
 
 def signal_power(reference: Array) -> float:
-    """The sum of the squares of the finite values."""
-    finite = np.isfinite(reference)
-    return _square_sum(reference if finite.all() else reference[finite])
+    """The sum of the squares of the finite values that are no masks."""
+    counted = are_values(reference)
+    return _square_sum(reference if counted.all() else reference[counted])
+
+
+def are_values(reference: Array) -> _Bools:
+    """A mask of finite values below nine tenths of the largest number of their type.
+
+    Beyond are the masks of scores, such as -3.4e38: as signal they would hide any error of the other values.
+    """
+    if not np.issubdtype(reference.dtype, np.floating):
+        return np.ones(reference.shape, np.bool_)
+    return np.abs(reference) < 0.9 * float(np.finfo(str(reference.dtype)).max)
 
 
 def noise_power(reference: Array, seen: Array | None) -> float:

@@ -62,8 +62,8 @@ def fitting_metric(labels: Array, output: Sequence[int | None] | None) -> str:
 class TopKAccuracy:
     """The share of samples whose label is among the ``k`` highest scores.
 
-    Earlier classes win ties, NaN is wrong; axes after the second are flattened into it. With several labels per sample,
-    as one for each token, it is the share of these, without negative ones.
+    Earlier classes win ties, NaN is wrong. With several labels per sample, as one for each token, it is the share of
+    these, without negative ones.
     """
 
     def __init__(self, k: int) -> None:
@@ -86,6 +86,11 @@ class TopKAccuracy:
             self._by_place = True
             counted = labels.astype(np.int64) >= 0
             scores, labels = scores[counted], labels[counted]
+        elif sum(size > 1 for size in scores.shape[1:]) > 1:
+            raise DataError(
+                f"the output has values of shape {list(scores.shape[1:])} for each sample, which has one label",
+                cure="name the output with the scores",
+            )
         flat = scores.reshape(len(scores), math.prod(scores.shape[1:])).astype(np.float64)
         _check_classes(labels, flat.shape[1])
         known = ~np.isnan(flat).any(axis=1)

@@ -8,7 +8,8 @@ from qdqspec._core.units import db_text, plain
 from qdqspec.types import TensorParity, WorstSlice
 
 NAME_WIDTH = 30
-NO_NUMBER = "equal: NaN or infinite in every sample"  # note of such an output
+NO_NUMBER = "equal: NaN or infinite in every sample"  # notes of such outputs
+NO_SIGNAL = "equal: zero in every sample"
 
 
 def slice_text(worst: WorstSlice) -> str:
@@ -17,12 +18,12 @@ def slice_text(worst: WorstSlice) -> str:
 
 
 def number_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:
-    """A line for each output that has no number to compare."""
+    """A line for each output that has no number to compare, or only zeros."""
     for out in outputs:
-        if out.note == NO_NUMBER:
+        if out.note in (NO_NUMBER, NO_SIGNAL):
             yield (
-                f"output '{plain(out.name, NAME_WIDTH)}' is NaN or infinite in every sample, of the given model too: "
-                "that it is equal proves nothing about other data"
+                f"output '{plain(out.name, NAME_WIDTH)}' is {out.note.removeprefix('equal: ')}, of the given model "
+                "too: that it is equal proves nothing about other data"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import db_text, plain, share_text, texts_apart
 from qdqspec.accuracy import NAME_WIDTH, slice_text
 from qdqspec.checks.base import CheckParams, NotNegative, Whole, require_a_limit
@@ -189,7 +190,17 @@ class ParityParams(CheckParams, ParityLimits):
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
         """A message for each limit that the outputs of one input exceed, or those of the ``whole`` data."""
         chosen = self.chosen(outputs)
-        return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
+        found = (words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
+        return (*self.unmatched(outputs), *found)
+
+    def unmatched(self, outputs: tuple[TensorParity, ...]) -> tuple[str, ...]:
+        """A message for each name or glob of outputs that matches none: nothing would be judged."""
+        names = [out.name for out in outputs]
+        return tuple(
+            f"no output has the name '{plain(glob, NAME_WIDTH)}' given in outputs{did_you_mean(glob, names)}"
+            for glob in self.outputs
+            if not any(fnmatchcase(name, glob) for name in names)
+        )
 
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from the first limit: larger is worse."""
@@ -206,7 +217,8 @@ class ParityParams(CheckParams, ParityLimits):
     def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
         """The options of `polygraphy run` for the limits that it knows; empty if it knows none of them.
 
-        ``outputs`` are the compared ones: a limit in steps is one of the difference, by the step of each output.
+        A limit in steps is one of the difference, by the step of each output. Outputs that must be equal and are not
+        have one of zero.
         """
         chosen = {out.name: out for out in self.chosen(outputs) if out.compared}
         sqnr, cosine = dict.fromkeys(chosen, self.min_sqnr_db), dict.fromkeys(chosen, self.min_cosine)
@@ -215,6 +227,7 @@ class ParityParams(CheckParams, ParityLimits):
             steps = self.max_steps
             of_steps = None if steps is None or not out.max_steps else steps * out.max_abs / out.max_steps
             most[name] = min((each for each in (self.max_abs, of_steps) if each is not None), default=None)
+        most |= {out.name: 0.0 for out in self.chosen(outputs) if not (out.compared or out.matches)}
         names, words = list[str](), list[str]()
         for name, option, others, limits in (
             ("snr", "--snr-threshold", f":{-_WORST:g}", sqnr),

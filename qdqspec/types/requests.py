@@ -80,6 +80,9 @@ class InputLimits(Protocol):
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from a limit: larger is worse."""
 
+    def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
+        """The outputs that the limits apply to."""
+
     def polygraphy_words(self, outputs: tuple[TensorParity, ...]) -> list[str]:
         """The options of `polygraphy run` for these limits; empty if it has none of them."""
 

@@ -75,7 +75,7 @@ _MINUTES = 5.0  # of a reduction
         )
         for name in _LIMITS
     ),
-    argument("--outputs", "GLOB", "Only outputs with matching names.", nargs="+"),
+    argument("--outputs", "GLOB", "Limits hold for outputs with matching names only.", nargs="+"),
     options=("backend", "device", "threads", "seed", "build-limit", *BUILD_OPTIONS),
 )
 def verify(arguments: argparse.Namespace) -> int:
@@ -109,20 +109,23 @@ def verify(arguments: argparse.Namespace) -> int:
                 raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
         given = _limits_given(arguments)
         limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
+        if arguments.outputs:
+            limits = [one.model_copy(update={"outputs": tuple(arguments.outputs)}) for one in limits]
         if arguments.input is not None:
             if arguments.min_slice_sqnr_db is not None:
                 raise ConfigError(
                     "--min-slice-sqnr-db: a slice of one input has too few values to be judged",
                     cure="give data with --data in place of --input",
                 )
-            probe = session.probe(case.model, tuned, arguments.input, given, values=case.inputs.values)
+            own = limits[0] if given else None
+            probe = session.probe(case.model, tuned, arguments.input, own, values=case.inputs.values)
         else:
             parity = session.work(case).parity_with(tuned.absolute())
             broken = [words for one in limits for words in broken_limits(one, parity)]
             probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
+            for text in (*session.work(case).warnings, *number_notes(parity.outputs)):
+                note(text)
     parity = probe.parity
-    if parity.data == "random" and not probe.inputs:
-        note("inputs are random here, and errors on real data differ: give data with --data")
     is_limited = bool(limits or probe.inputs)
     kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
@@ -137,7 +140,7 @@ def verify(arguments: argparse.Namespace) -> int:
         "inputs": [asdict(one) for one in probe.inputs],
         "parity": parity_to_json(parity),
         "noise": noise_shares(parity),
-        "notes": [*number_notes(parity.outputs), *slice_notes(parity.outputs)],
+        "notes": [*slice_notes(parity.outputs)],
     }
     text = "\n\n".join((headline, *map(section_text, sections)))
     return answer(arguments, data, text, code=WANTING if probe.broken else FINE)
@@ -161,9 +164,8 @@ def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
     given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
     if not given:
         return None
-    words = given | ({"outputs": arguments.outputs} if arguments.outputs else {})
     try:
-        return ParityParams.model_validate({"kind": "parity", **words})
+        return ParityParams.model_validate({"kind": "parity", **given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")

@@ -190,7 +190,7 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         asked = (request.top for request in requests if isinstance(request, ParityRequest))
         top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
         runs = enumerate(models.runs(feeds))
-        samples = (sample for number, run in runs for sample in _by_sample(feeds, number, run))
+        samples = (sample for number, run in runs for sample in by_sample(feeds, number, run))
         return replace(
             compare_outputs(samples, kind, top),
             undivided=models.undivided,
@@ -205,21 +205,27 @@ def _computed_by(path: Path) -> str:
     return both if has_foreign_pairs(path) else ARITHMETIC
 
 
-def _by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
+def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
     """The outputs for each sample of a feed, without those that only fill up the last one.
 
     A feed whose outputs are not all divided by samples counts as one sample.
     """
     own = [outputs and without_fill(data, number, outputs) for outputs in run]
-    sizes = {value.shape[:1] for value in run.reference.values()}
-    if not isinstance(data, Dataset) or data.batch == 1 or sizes != {(data.batch,)}:
-        yield _of_three(own)
+    whole = _of_three(own)
+    if not divided_batch(data, number, run):
+        yield whole
         return
-    for row in range(min(data.batch, data.samples - number * data.batch)):
+    for row in range(min(map(len, whole.reference.values()))):
         yield _of_three(
             outputs and {name: np.atleast_1d(value)[row : row + 1] for name, value in outputs.items()}
-            for outputs in own
+            for outputs in whole
         )
+
+
+def divided_batch(data: Iterable[Feed], number: int, run: SampleOutputs) -> int:
+    """The number of samples in a batch of which each output has one row a sample; 0 for others."""
+    batch = (data.rows[number] if data.rows else data.batch) if isinstance(data, Dataset) else 1
+    return batch if batch > 1 and {v.shape[:1] for v in run.reference.values()} == {(batch,)} else 0
 
 
 def _of_three(found: Iterable[Mapping[str, Array] | None]) -> SampleOutputs:

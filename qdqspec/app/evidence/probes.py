@@ -32,6 +32,7 @@ from qdqspec.accuracy import (
     SampleOutputs,
     Span,
     Typical,
+    are_values,
     compare_outputs,
     input_domains,
     npz_bytes,
@@ -40,12 +41,12 @@ from qdqspec.accuracy import (
     spans_of,
     typical_of,
 )
-from qdqspec.app.evidence.parity import SideBySide, both_models
+from qdqspec.app.evidence.parity import SideBySide, both_models, by_sample, divided_batch
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import MODEL, REFERENCE
 from qdqspec.checks import Check
 from qdqspec.errors import BackendError, ConfigError, DataError
-from qdqspec.graph import OwnCopy, require_path
+from qdqspec.graph import OwnCopy, load_model, require_path
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 from qdqspec.types.requests import InputLimits, InputRequest
 
@@ -84,6 +85,10 @@ class Prober:
             seen = self._models.tuned(feeds)
         except BackendError as error:
             return InputResult((_stopped(error),), _STOPPED)
+        return self.judge(expected, seen)
+
+    def judge(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> InputResult:
+        """The limits that the outputs for one sample break."""
         comparison = OutputComparison(typical=self._typical)
         comparison.add(expected, seen)
         outputs = comparison.results()
@@ -291,16 +296,23 @@ def read_probe(path: Path) -> SavedProbe:
 
 
 def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
-    """Save the worst input that breaks a limit alone; the command that repeats the failure, empty if there is none."""
+    """Save the worst sample that breaks a limit alone; the command that repeats the failure, empty if there is none.
+
+    Polygraphy judges a batch as one sample: each place of the saved batch has the worst sample.
+    """
     feeds, _ = prepared.comparison_data()
-    worst, noise = None, 0.0
+    worst, noise = dict[str, Array](), -math.inf
     with both_models(prepared, tuned, divided=False) as models:
         prober = Prober(models, limits)
-        for given in feeds:
-            tried = prober.attempt(given)
-            if tried is not None and tried.broken and (worst is None or tried.noise > noise):
-                worst, noise = given, tried.noise
-        if worst is None:
+        for number, given in enumerate(feeds):
+            run = models.run(given)
+            batch = divided_batch(feeds, number, run)
+            for row, (expected, seen, _) in enumerate(by_sample(feeds, number, run)):
+                tried = prober.judge(expected, seen)
+                if tried.broken and tried.noise > noise:
+                    noise = tried.noise
+                    worst = {n: a[[row] * batch] if a.shape[:1] == (batch,) else a for n, a in given.items()}
+        if not worst:
             return ""
         return save_replay(prepared, tuned, limits, check_id, worst, models.run(worst))
 
@@ -312,12 +324,13 @@ def save_replay(
 
     The first command runs the tuned model again, if Polygraphy has a runner for the backend. The last command compares
     the outputs; the float model's outputs come first, because Polygraphy takes them as the signal of an SNR. Empty if
-    Polygraphy knows none of the limits.
+    Polygraphy knows none of the limits, or if outputs have NaN, infinite values or masks, which it does not leave out.
     """
     comparison = OutputComparison()
     comparison.add(outputs.reference, outputs.tuned)
     options = limits.polygraphy_words(comparison.results())
-    if not options:
+    names = {out.name for out in limits.chosen(comparison.results()) if out.compared or not out.matches}
+    if not options or not all(are_values(outputs.reference[name]).all() for name in names):
         return ""
     from polygraphy.comparator import RunResults
     from polygraphy.json import save_json
@@ -329,12 +342,20 @@ def save_replay(
         save_json([dict(feed)], str(folder / INPUTS))
         for file, arrays in ((FLOAT, outputs.reference), (TUNED, outputs.tuned)):
             results = RunResults()
-            results.add([dict(arrays)], runner_name=file.removesuffix(".json"))
+            # it compares the outputs of the first file, and does not subtract two booleans
+            judged = {
+                name: a.astype(np.uint8) if a.dtype == np.bool_ else a
+                for name, a in arrays.items()
+                if name in names
+            }
+            results.add([judged], runner_name=file.removesuffix(".json"))
             results.save(str(folder / file))
     compared = [["--load-outputs", _shown(folder / FLOAT), _shown(folder / TUNED), *options]]
     runner = hooks.declaration_of(prepared.backend.name).polygraphy
     given, made = _shown(folder / INPUTS), _shown(folder / TUNED)
     ran = [[_shown(tuned), *runner, "--load-inputs", given, "--save-outputs", made]] if runner else []
+    if ran and len(load_model(tuned).outputs) > len(outputs.tuned):  # it stops at outputs that are no tensors
+        ran[0] += ["--onnx-outputs", *outputs.tuned]
     return "\n".join(shlex.join(["polygraphy", "run", *command]) for command in [*ran, *compared])
 
 

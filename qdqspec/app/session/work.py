@@ -85,7 +85,7 @@ class CaseWork:
         """The case with its model, loaded on first access."""
         return prepare(self._load(self.case), self.resources)
 
-    @property
+    @cached_property
     def as_given(self) -> Prepared:
         """The case with its model unchanged, even if the model is quantized."""
         return prepare(self._load(self.case), self.resources, as_given=True)
@@ -402,8 +402,9 @@ class CaseWork:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this case so far."""
-        noted = self.prepared.warnings if "prepared" in vars(self) else ()
-        return (*noted, *self._own_warnings(), *self.store.warnings)
+        known = (vars(self)[name] for name in ("prepared", "as_given") if name in vars(self))
+        noted = (warning for prepared in known for warning in prepared.warnings)
+        return (*dict.fromkeys(noted), *self._own_warnings(), *self.store.warnings)
 
     def _own_warnings(self, drift: float = 0.05) -> Iterator[str]:
         """Warnings of the measurement, of a model below its limit and of quantized outputs.

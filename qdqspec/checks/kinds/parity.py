@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, db_text, pair_text, plain, seconds_text, share_text, texts_apart
 from qdqspec.accuracy import NAME_WIDTH, slice_notes, slice_text
 from qdqspec.checks.base import WIDTH, CheckParams, unmeasured, verdict, with_content
@@ -60,14 +58,9 @@ class ParityCheck:
         parity = evidence.parity
         if parity is None or not parity.outputs:
             return unmeasured("no parity was measured", "Run the case again, so that it is measured.")
-        names = [out.name for out in parity.outputs]
-        if unmatched := [
-            glob for glob in params.outputs if not any(fnmatchcase(name, glob) for name in names)
-        ]:
-            known = ", ".join(plain(name, NAME_WIDTH) for name in names[:5])
-            headline = f"no output has the name '{plain(unmatched[0], NAME_WIDTH)}' given in outputs"
-            near = did_you_mean(unmatched[0], names)
-            return verdict("fail", f"{headline}{near}", advice=f"Correct it. The model's outputs: {known}.")
+        if unmatched := params.unmatched(parity.outputs):
+            known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])
+            return verdict("fail", unmatched[0], advice=f"Correct it. The model's outputs: {known}.")
         judged = params.chosen(parity.outputs)
         failures = _find_failures(params, parity)
         searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
@@ -120,8 +113,9 @@ def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
 
 
 def broken_limits(params: ParityParams, parity: ParityEvidence) -> tuple[str, ...]:
-    """A message for each exceeded limit: of the whole, of quantization and of the runtime."""
-    return tuple(failure.words for failure in _find_failures(params, parity))
+    """A message for each exceeded limit: of the whole, of quantization and of the runtime; first, wrong names."""
+    failures = _find_failures(params, parity)
+    return (*params.unmatched(parity.outputs), *(failure.words for failure in failures))
 
 
 class _Failure(NamedTuple):

@@ -123,7 +123,7 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
     saved(tmp_path / "tuned.onnx", f"{net} <{step}> {{ {pair} }}")
     random = np.random.default_rng(0)
     parts = [random.uniform(0, most, size=(16, rows, 200)) for most, rows in ((600, 4), (1, 2))]
-    np.savez(tmp_path / "data.npz", x=np.concatenate(parts, 1).astype(np.float32))
+    np.savez(tmp_path / "data.npz", x=np.concatenate(parts, 1).astype(np.float32), z=np.zeros(16))
     words = ("verify", "given.onnx", "tuned.onnx", "--data", "data.npz", "--backend", "onnxruntime")
     found = verb(*words, "--min-sqnr-db", "40", "--json")
     worst = found.json["parity"]["outputs"][0]["worst_slice"]
@@ -131,6 +131,9 @@ def test_verify_finds_scores_that_share_the_scale_of_boxes(verb, tmp_path):
     assert worst["index"] in (4, 5)
     noted = verb(*words, "--min-sqnr-db", "40")
     assert f"but slice {worst['index']} of axis 1 has 0.0 dB" in noted.out
+    assert noted.err == "note: data.npz: array 'z' is no input of the model and is not used\n"
+    misnamed = verb(*words, "--min-sqnr-db", "300", "--outputs", "z")
+    assert (misnamed.code, misnamed.out.split("\n")[0]) == (1, "no output has the name 'z' given in outputs")
     broken = verb(*words, "--min-slice-sqnr-db", "20")
     assert broken.code == 1
     assert f"output 'y': slice {worst['index']} of axis 1: 0.0 dB < 20.0 dB, by quantization" in broken.out

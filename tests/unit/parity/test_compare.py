@@ -20,7 +20,7 @@ from qdqspec.accuracy.compare import (
     signal_power,
     typical_of,
 )
-from qdqspec.accuracy.notes import number_notes
+from qdqspec.accuracy.notes import NO_SIGNAL, number_notes
 from qdqspec.checks.kinds.parity import comparison_sections
 from qdqspec.errors import DataError
 from qdqspec.types import TensorParity, TopK
@@ -50,6 +50,7 @@ def test_equal_outputs_have_infinite_sqnr_and_no_difference(signal: np.ndarray) 
         max_abs=0.0,
         max_steps=0.0,
         is_single=signal.size == 1,
+        note="" if signal.any() else NO_SIGNAL,
     )
 
 
@@ -89,6 +90,7 @@ def test_outputs_without_any_number_are_equal_where_both_have_the_same_values() 
     assert (found.sqnr_db, found.compared, found.matches) == (math.inf, False, True)
     assert "infinite in every sample" in found.note
     assert len([*number_notes([found])]) == 1
+    assert len([*number_notes([parity_of((f32(0, 0), f32(0, 0))), parity_of((f32(0, 0), f32(0, 1)))])]) == 1
     other = parity_of((nothing, nothing), (nothing, nothing[::-1]))
     assert (other.sqnr_db, other.matches) == (-math.inf, False)
     assert parity_of((nothing, nothing), (f32(1, 2), f32(1, 2))).sqnr_db == math.inf
@@ -107,6 +109,17 @@ def test_figures_of_worked_examples(capfd: pytest.CaptureFixture[str]) -> None:
     turned = parity_of((f32(1, 0), f32(1, 0)), (f32(1, 0), f32(0, 1)))
     assert turned.cosine == 0  # the lowest of all samples
     assert capfd.readouterr() == ("", "")  # of Polygraphy
+
+
+def test_a_mask_is_no_signal_and_must_not_change() -> None:
+    given, tuned, other = f32(3, 4, -3.4e38), f32(3, 4.5, -3.4e38), f32(3, 4, -3e38)
+    found = parity_of((given, tuned))
+    assert found.sqnr_db == pytest.approx(20)
+    assert (found.max_abs, found.max_steps) == (0.5, pytest.approx(0.5 / 4 * 255))
+    assert found.cosine < 0.9999
+    changed = parity_of((given, other))
+    assert changed.sqnr_db < -100
+    assert changed.cosine < 0.1
 
 
 def test_a_missing_output_is_a_mismatch_with_a_note() -> None:
@@ -158,7 +171,7 @@ def test_agreement_is_computed_for_outputs_with_class_scores() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_powers_are_summed_over_finite_values_of_the_reference(dtype: type) -> None:
     reference = np.array([[3, np.inf, np.nan], [4, 0, 0]], dtype)
-    assert signal_power(reference) == 25
+    assert signal_power(reference) == signal_power(np.append(reference, np.finfo(dtype).min)) == 25
     assert noise_power(reference, reference) == 0
     assert noise_power(reference, np.array([[1, np.inf, np.nan], [4, 1, 0]], dtype)) == 5
     assert noise_power(reference, np.array([[1, 7, np.nan], [4, 1, 0]], dtype)) == math.inf

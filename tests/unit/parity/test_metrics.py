@@ -61,6 +61,7 @@ def test_labels_of_tokens_may_have_several_lengths() -> None:
         ("top1", [0.5, 1, 2], None, "labels are float64 of shape"),
         ("top1", [[1], [0], [2]], None, r"scores for places \[3\], and the labels have \[3, 1\]"),
         ("top1", [], None, "labels are float64"),
+        ("top1", [1, 0], "z", r"the output has values of shape \[2, 2\] for each sample"),
         ("miou", [0, 1, 2], None, "not class numbers of pixels"),
     ],
 )
@@ -68,7 +69,7 @@ def test_outputs_that_cannot_be_scored_are_reported(
     metric: str, labels: list[object], output: str | None, problem: str
 ) -> None:
     with pytest.raises(DataError, match=problem):
-        evaluate(metric, [{"y": SCORES}], np.array(labels), output=output)
+        evaluate(metric, [{"y": SCORES, "z": TOKENS}], np.array(labels), output=output)
 
 
 @pytest.mark.parametrize(

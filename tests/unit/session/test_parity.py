@@ -29,7 +29,7 @@ from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.types import Case, Consumer, CulpritEvidence, PlacedPair, QuantizeRules, Site, TuneRules
+from qdqspec.types import Case, Consumer, CulpritEvidence, Inputs, PlacedPair, QuantizeRules, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = Path(__file__).parents[3] / "specs" / "models"
@@ -161,6 +161,12 @@ def test_parity_is_of_samples_and_not_of_the_batches_that_they_are_run_in(tmp_pa
     assert output.cosine == pytest.approx((1 - 4) / 5)
     assert output.sqnr_db == pytest.approx(10 * np.log10((4 * 81 + 5) / 16))
     assert output.agreement == {"top1": 0.8}
+    # whole batches of a data loader, whose labels show that their rows are samples
+    np.savez(tmp_path / "data.npz", x=x[None, 1:], labels=np.zeros((1, 4)))
+    whole = replace(case, id="whole", inputs=Inputs(evaluation=tmp_path / "data.npz"))
+    with Session(root=tmp_path, backend="onnxruntime") as session:
+        found = session.work(whole).parity_with(tmp_path / "other.onnx")
+    assert (found.samples, found.outputs[0].cosine) == (4, pytest.approx((1 - 4) / 5))
 
 
 # ---- slices of an output --------------------------------------------------------------------------

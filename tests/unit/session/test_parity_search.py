@@ -141,7 +141,7 @@ def test_the_reported_command_runs_the_saved_input(
     assert main(["verify", str(case.model), str(tuned)]) == 0
     unlimited = capsys.readouterr()
     assert unlimited.out.startswith("not judged: no limit is given, such as --min-sqnr-db 20\n")
-    note = "note: inputs are random here, and errors on real data differ: give data with --data\n"
+    note = "note: no calibration data: random inputs are used, so scales and parity prove little\n"
     assert unlimited.err == note
 
 
@@ -292,6 +292,36 @@ def test_polygraphy_repeats_the_failure_of_the_worst_sample(
     with both_models(prepared, relu_tuned) as models:
         looser = save_replay(prepared, relu_tuned, limits, "parity", worst, models.run(worst))
     assert _verdict(looser) == 0
+
+
+@pytest.mark.parametrize(
+    "limits", [{"min_cosine": 0.9, "outputs": ["y"]}, {"min_sqnr_db": 20}], ids=["cosine", "booleans"]
+)
+def test_polygraphy_repeats_the_failure_of_one_sample_of_a_batch(
+    session: Session, tmp_path: Path, limits: dict[str, object]
+) -> None:
+    """Half a step of the grid is lost, which the other samples hide; a text is no tensor of numbers."""
+    text = "net (float[batch,4] x) => (float[batch,4] y, bool[batch,4] some, string[batch,4] text) { %s }"
+    rest = "c = Constant <value_float = 0.002> ()  some = Greater(y, c)  text = Cast <to = 8> (some)"
+    data = np.random.default_rng(0).uniform(0.2, 1, (5, 4)).astype(np.float32)
+    data[4] = 0.003, 0.006, 0.001, 0
+    case = written_case(tmp_path, text % f"y = Identity(x) {rest}", {"x": data})
+    case = replace(case, inputs=replace(case.inputs, batch=3))
+    pair = f"q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) {rest}"
+    tuned = quantized(tmp_path / "tuned.onnx", text % pair, 1 / 127)
+    command = replay_failure(session.work(case).prepared, tuned, params_of("parity", **limits), "parity")
+    assert _verdict(command) == 1
+
+
+def test_polygraphy_cannot_repeat_a_failure_of_infinite_outputs(session: Session, tmp_path: Path) -> None:
+    text = "net (float[1,4] x) => (float[1,4] y) { %s  r = Relu(d)  y = Log(r) }"
+    case = written_case(tmp_path, text % "d = Identity(x)", {"x": np.float32([[0.3, -1, 0.2, 0.1]])})
+    pair = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+    tuned = quantized(tmp_path / "tuned.onnx", text % pair, 1 / 127)
+    assert (
+        replay_failure(session.work(case).prepared, tuned, params_of("parity", min_sqnr_db=99), "parity")
+        == ""
+    )
 
 
 def test_a_backend_without_a_runner_compares_the_outputs_that_were_saved_if_a_limit_is_broken(
