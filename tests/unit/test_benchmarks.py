@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from pydantic import TypeAdapter
@@ -37,42 +36,26 @@ with open(made, "w") as file:
 """
 
 
-@pytest.fixture
-def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, in an empty folder."""
+def test_a_benchmark_continues_with_missing_rows_and_stops_slow_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.chdir(tmp_path)
-    return importlib.import_module("resumed")
+    resumed = importlib.import_module("resumed")
+    (tmp_path / "script.py").write_text(SCRIPT)
 
+    def run(*names: str, limit_s: float = 30.0) -> list[dict[str, str]]:
+        how = {"failed": lambda key, why: {"name": key, "failed": why}, "table": str, "limit_s": limit_s}
+        calls, adapter = {name: [name] for name in names}, TypeAdapter(dict[str, str])
+        return resumed.run_rows(tmp_path / "script.py", calls, tmp_path / "rows.json", adapter, **how)
 
-def run(
-    resumed: ModuleType, folder: Path, names: list[str], limit_s: float = 30.0
-) -> dict[str, dict[str, str]]:
-    (folder / "script.py").write_text(SCRIPT)
-    rows: list[dict[str, str]] = resumed.run_rows(
-        folder / "script.py",
-        {name: [name] for name in names},
-        folder / "rows.json",
-        TypeAdapter(dict[str, str]),
-        limit_s=limit_s,
-        failed=lambda key, why: {"name": key, "failed": why},
-        table=str,
-    )
-    return {row["name"]: row for row in rows}
-
-
-def test_a_benchmark_continues_with_missing_rows(resumed: ModuleType, tmp_path: Path) -> None:
-    assert run(resumed, tmp_path, ["a"]) == {"a": {"name": "a"}}
-    rows = run(resumed, tmp_path, ["b", "broken", "a"])
-    assert list(rows) == ["b", "broken", "a"]
-    assert rows["broken"] == {"name": "broken", "failed": "exit 1: no such model"}
+    assert run("a") == [{"name": "a"}]
+    rows = run("b", "broken", "a")
+    assert rows == [{"name": "b"}, {"name": "broken", "failed": "exit 1: no such model"}, {"name": "a"}]
     assert (tmp_path / "ran.txt").read_text().split() == ["a", "b", "broken"]
     assert resumed.kept_rows(tmp_path / "rows.json").keys() == {"a", "b", "broken"}
-
-
-def test_a_row_above_the_time_limit_is_stopped(resumed: ModuleType, tmp_path: Path) -> None:
-    rows = run(resumed, tmp_path, ["slow"], limit_s=1.0)
-    assert rows["slow"]["failed"].startswith("stopped after")
+    (slow,) = run("slow", limit_s=1.0)
+    assert slow["failed"].startswith("stopped after")
 
 
 # of PyTorch, NNCF, AMD Quark and ModelOpt, which are not dependencies

@@ -133,19 +133,24 @@ def test_records_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "error"),
+    ("name", "words", "error", "message"),
     [
-        ("net.onnx", {"backend": "fake", "trails": 3}, ConfigError),
-        ("net.onnx", {"backend": "fake", "quant": "int7"}, QdqspecError),
-        ("net.onnx", {"backend": "fake", "calibration": "nowhere.npz"}, QdqspecError),
-        ("net.onnx", {"backend": "fak"}, QdqspecError),
-        ("nowhere.onnx", {"backend": "fake"}, ModelError),
+        ("net.onnx", {"trails": 3}, ConfigError, r"unknown word 'trails' \(did you mean 'trials'"),
+        ("net.onnx", {"strategy": "regoin"}, QdqspecError, "did you mean 'region'"),
+        ("net.onnx", {"weights": "per-chanel"}, QdqspecError, "did you mean 'per-channel'"),
+        ("net.onnx", {"name": "../elsewhere"}, QdqspecError, "name"),
+        ("net.onnx", {"quant": "int7"}, QdqspecError, "int7"),
+        ("net.onnx", {"calibration": "nowhere.npz"}, QdqspecError, "nowhere.npz"),
+        ("net.onnx", {"backend": "fak"}, QdqspecError, "did you mean 'fake'"),
+        ("nowhere.onnx", {}, ModelError, "nowhere.onnx"),
     ],
 )
 @pytest.mark.usefixtures("model")
-def test_wrong_arguments_raise_one_error(name: str, words: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        tune(name, **words)
+def test_wrong_arguments_raise_one_error(
+    name: str, words: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tune(name, **{**HERE, **words})
 
 
 @pytest.mark.parametrize(
@@ -175,16 +180,13 @@ def test_regions_of_a_model_in_memory(model: Path) -> None:
     assert qdqspec.find_regions(onnx.load(model)) == qdqspec.find_regions(model)
 
 
-def test_each_public_name_is_an_attribute_of_the_package() -> None:
+def test_each_public_name_is_an_attribute_of_the_package_and_no_module() -> None:
+    """Importing such a module would replace the public name by the module."""
     for name in qdqspec.__all__:
         assert getattr(qdqspec, name) is not None
     assert qdqspec.measure is measure
     with pytest.raises(AttributeError, match="nothing"):
         _ = qdqspec.nothing
-
-
-def test_no_public_name_is_a_module_of_the_package() -> None:
-    """Importing such a module would replace the public name by the module."""
     modules = {module.name for module in pkgutil.iter_modules(qdqspec.__path__)}
     assert modules.isdisjoint(qdqspec.__all__)
     assert "timing" in modules

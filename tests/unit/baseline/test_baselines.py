@@ -16,8 +16,6 @@ from qdqspec.checks.baselines import (
     Conditions,
     baseline_file,
     differences,
-    figures_elsewhere,
-    history_of,
     read_baseline,
     rules_of,
     update_baseline,
@@ -159,22 +157,6 @@ def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     assert [figure.ratio.median for figure in entry.history] == [float(n) for n in range(10, 30)]
     assert entry.changed == ("change 29",)
     assert entry.history[-1].changed == ("change 28",)
-
-
-def test_history_of_a_check_and_its_figures_on_other_devices(file: Path) -> None:
-    new = ENTRY.model_copy(update={"ratio": Interval(median=0.4, low=0.39, high=0.41), "recorded": "later"})
-    update_baseline(file, "device", {NAME: new.after(ENTRY, ("the model",))})
-    update_baseline(file.with_name("far.json"), "far", {NAME: ENTRY})
-    update_baseline(file.with_name("other.json"), "other", {("b8", "regression"): ENTRY})
-    file.with_name("torn.json").write_text("{")
-    known = read_baseline(file)
-    entry = known.entry(NAME)
-    assert entry is not None
-    old, now = history_of(entry, known.device)
-    assert (old.ratio.median, old.recorded, old.changed) == (0.5, ENTRY.recorded, ())
-    assert (now.ratio.median, now.recorded, now.changed) == (0.4, "later", ("the model",))
-    (far,) = figures_elsewhere(file, NAME)
-    assert (far.device, far.ratio.median) == ("far", 0.5)
 
 
 CASE = Case(id="default", model=Path("/m.onnx"))

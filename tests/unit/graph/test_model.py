@@ -21,7 +21,6 @@ from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.flat import closed, flat_form
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.storage import WeightStore, array_of, save_model, write_text
 
 
@@ -225,14 +224,6 @@ def test_texts_and_files_of_weights_do_not_overwrite_an_input(proto: onnx.ModelP
     with pytest.raises(OutputError, match="would overwrite the input"):
         save_model(proto, tmp_path / "a.onnx", inputs=[given], limit_bytes=1)
     assert given.read_bytes() == "é\n".encode()
-
-
-def test_external_weights_are_included(tmp_path: Path) -> None:
-    given = parsed("g (float[1] x) => (float[512] y) { y = Add(x, w) }", w=(512,)).proto
-    (tmp_path / "given").mkdir()
-    light = map_tensors(given, WeightStore(tmp_path / "given").externalize)
-    save_model(light, tmp_path / "whole.onnx", base=tmp_path / "given")
-    assert onnx.load(tmp_path / "whole.onnx", load_external_data=False) == given
 
 
 def floats(name: str, count: int = 512, start: float = 0.0) -> TensorProto:

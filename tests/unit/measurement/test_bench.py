@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -131,15 +131,18 @@ def test_builds_for_noise_and_confirmation_share_no_cache(make_lab: MakeLab) -> 
     assert medians == pytest.approx([0.5, 1.5, 2.0])
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize(
     ("role", "stage", "count"),
     [("everything", "build", 1), ("everything", "bind", 2), ("everything", "time", 3), ("tuned", "build", 1)],
 )
-def test_a_role_with_a_failed_build_is_omitted(make_lab: MakeLab, role: str, stage: str, count: int) -> None:
+def test_a_role_with_a_failed_build_is_omitted(
+    make_lab: MakeLab, role: str, stage: str, count: int, jobs: int
+) -> None:
     lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
     lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
     named = {**roles(reference="reference", tuned="fast"), **roles(**{role: "bad"})}
-    found = bench_of(lab).compare(named, rounds=6)
+    found = bench_of(lab, jobs=jobs).compare(named, rounds=6)
     assert set(found.samples) == set(found.ratios) == {"reference", "tuned"} - {role}
     assert found.failures == {role: f"bad fails in {stage}"}
     assert (found.speedup.median == 1) == (role == "tuned")
@@ -231,23 +234,25 @@ def test_no_engine_stays_open_after_an_interrupt(make_lab: MakeLab, stage: str, 
     assert not lab.open
 
 
+class Steady:
+    """An engine whose runs take ``level`` milliseconds, and twice as long after 140 turns of all."""
+
+    def __init__(self, level: float, turns: Iterator[int]) -> None:
+        self.level, self.turns = level, turns
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        took = self.level * (1.0 if next(self.turns) <= 140 else 2.0)
+        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
+
+    def close(self) -> None:
+        pass
+
+
 def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> None:
     """The machine is twice as slow from the turns of the sixth build on; its samples are not slower than the others."""
     turns = count(1)
-
-    class Steady:
-        def __init__(self, level: float) -> None:
-            self.level = level
-
-        def time(self, runs: int, warmup: int = 0) -> Samples:
-            took = self.level * (1.0 if next(turns) <= 140 else 2.0)
-            return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs)
-
-        def close(self) -> None:
-            pass
-
     fresh = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext)
-    groups = {"a": [partial(Steady, 5.0)] * 3, "b": [partial(Steady, 4.0)] * 3}
+    groups = {"a": [partial(Steady, 5.0, turns)] * 3, "b": [partial(Steady, 4.0, turns)] * 3}
     found = fresh.two_at_a_time(groups, 12).samples
     builds = [build.wall_ms for group in found.values() for build in group]
     levels = [np.median(times) for times in builds]
@@ -263,86 +268,45 @@ def test_a_change_of_machine_speed_between_builds_does_not_affect_samples() -> N
 WAIT = 30.0  # time limit of a test in seconds; nothing is timed
 
 
-@dataclass
-class Site:
-    """Counts built and closed engines; ``meet`` is called during each build."""
-
-    wanted: int
-    meet: Callable[[], object] = lambda: None
-    open: list[object] = field(default_factory=list)
-    closed: int = 0
-
-    def build(self) -> Engine:
-        self.meet()
-        self.open.append(engine := Engine(self))
-        return engine
-
-    def fail(self) -> Engine:
-        self.meet()
-        raise BackendError("it does not build")
-
-
-@dataclass(eq=False)
-class Engine:
-    site: Site
-
-    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        assert len(self.site.open) == self.site.wanted, "timed during a build"
-        return Samples(wall_ms=(1.0,) * runs)
-
-    def close(self) -> None:
-        self.site.closed += 1
-
-
-def timed(groups, rounds: int = 6, **how: float) -> Together:
-    random = np.random.default_rng(0)
-    return FreshBuilds(clock="wall", random=random, exclusive=nullcontext, **how).all_at_once(groups, rounds)
-
-
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_as_many_builds_as_jobs_are_made_in_parallel(jobs: int) -> None:
+def test_as_many_builds_as_jobs_are_made_in_parallel(make_lab: MakeLab, jobs: int) -> None:
     begun, ended = threading.Barrier(jobs, timeout=WAIT), threading.Barrier(jobs, timeout=WAIT)
     under_way, most = list[None](), list[int]()
 
-    def meet() -> None:
-        under_way.append(None)
-        begun.wait()
-        most.append(len(under_way))
-        ended.wait()
-        under_way.pop()
+    def meet(stage: str, count: int) -> bool:
+        assert stage != "time" or not under_way, "timed during a build"
+        if stage == "build":
+            under_way.append(None)
+            begun.wait()
+            most.append(len(under_way))
+            ended.wait()
+            under_way.pop()
+        return False
 
-    site = Site(wanted=3, meet=meet)
-    found = timed({"a": [site.build] * 3}, jobs=jobs)
-    assert most == [jobs] * 3
-    assert site.closed == len(found.samples["a"]) == 3
-    assert not found.failures
-
-
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_a_group_with_a_failed_build_is_excluded_and_its_engines_are_closed(jobs: int) -> None:
-    site = Site(wanted=5 if jobs > 1 else 4)
-    found = timed({"a": [site.build, site.fail, site.build], "b": [site.build] * 3}, jobs=jobs)
-    assert found.failures.keys() == {"a"}
-    assert found.samples.keys() == {"b"}
-    assert site.closed == len(site.open) == site.wanted
+    lab = make_lab(fast=Candidate(fails=meet))
+    lab.candidates["reference"].fails = meet
+    found = bench_of(lab, jobs=jobs).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert most == [jobs] * 6
+    assert (found.builds, found.failures, lab.open) == (3, {}, [])
 
 
 def test_an_interrupt_does_not_wait_for_a_build() -> None:
     """Ctrl-C must end the search even if a compiler hangs."""
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def hang() -> Engine:
+    def hang() -> Steady:
         begun.set()
         release.wait(WAIT)
         ended.set()
         raise BackendError("too late")
 
-    def interrupt() -> Engine:
+    def interrupt() -> Steady:
         begun.wait(WAIT)
         raise KeyboardInterrupt
 
+    fresh = FreshBuilds(clock="wall", random=np.random.default_rng(0), exclusive=nullcontext, jobs=2)
     with pytest.raises(KeyboardInterrupt):
-        timed({"a": [interrupt, hang]}, jobs=2)
+        fresh.all_at_once({"a": [interrupt, hang]}, 6)
     assert not ended.is_set()
     release.set()
     assert ended.wait(WAIT)
@@ -360,8 +324,10 @@ def test_builds_that_time_kernels_are_sequential() -> None:
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 6), (1e9, 24)])
 def test_slow_models_have_fewer_rounds(seconds: float, rounds: int) -> None:
-    site = Site(wanted=2)
-    found = timed({"a": [site.build] * 2}, 24, most_seconds=seconds, enough=-1.0)
+    how = {"random": np.random.default_rng(0), "exclusive": nullcontext, "most_seconds": seconds}
+    found = FreshBuilds(clock="wall", enough=-1.0, **how).all_at_once(
+        {"a": [partial(Steady, 1.0, count(1))] * 2}, 24
+    )
     assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
 
 

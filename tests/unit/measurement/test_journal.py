@@ -10,12 +10,11 @@ import pytest
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.search.journal import SCHEMA_VERSION, Journal
-from qdqspec.types import Consumer, Placement, Samples, Site, Trial
+from qdqspec.types import Samples, Trial
+from tests.support.lab import placement
 
 HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}
-SITE = Site(tensor="x", consumers=(Consumer("conv", 0),), format="int8")
-PLACEMENT = Placement(sites=frozenset({SITE}))
-TRIAL = Trial(number=0, phase="pure", placement=PLACEMENT, samples=Samples(wall_ms=(1.5, 1.25)))
+TRIAL = Trial(number=0, phase="pure", placement=placement("x"), samples=Samples(wall_ms=(1.5, 1.25)))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,10 @@ import onnx
 import pytest
 from hypothesis import given, strategies as st
 
-from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
-from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import (
     MOST_RUNS,
     Load,
@@ -30,8 +27,7 @@ from qdqspec.timing.race import (
     warmed,
 )
 from qdqspec.timing.stats import signed_rank_bounds
-from qdqspec.types import LatencyEvidence, LayerTime, Race, Samples
-from tests.support.lab import QUIET, REFERENCE, placement
+from qdqspec.types import LayerTime, Race, Samples
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model have equal speed: only run noise remains
 
@@ -176,14 +172,6 @@ def test_a_fresh_engine_is_warmed_up_until_its_times_settle(times: tuple[float, 
 times = st.floats(1e-3, 1e3)
 
 
-def loads(*shares: float) -> tuple[Load, ...]:
-    """The input of the small model, and larger batches of it."""
-    return tuple(
-        Load(feeds={"x": np.zeros((4**number, 3, 8, 8), np.float32)}, name=f"x {4**number}", share=share)
-        for number, share in enumerate(shares)
-    )
-
-
 @given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=5), st.floats(0.05, 0.95))
 def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
     """Units and sizes of profiles have no effect: each ratio is weighted by its share."""
@@ -213,38 +201,7 @@ def test_an_engine_that_cannot_be_bound_is_closed(model: Path, monkeypatch: pyte
     closed = []
     monkeypatch.setattr(FakeEngine, "close", lambda self: closed.append(self))
     engine = FakeDevice().build(model, BuildOptions())
+    bound = Load(feeds={"x": np.zeros((1, 3, 8, 8), np.float32)})
     with pytest.raises(BackendError, match="no value is given"):
-        attach(engine, (loads(1.0)[0], Load(feeds={})))
+        attach(engine, (bound, Load(feeds={})))
     assert closed == [engine]
-
-
-def test_a_confirmation_reports_each_profile(model: Path, tmp_path: Path):
-    """The quantized model is faster at one size and slower at the other; the result depends on the shares."""
-    quantized = tmp_path / "quantized.onnx"
-    onnx.save(small_model(quantized=True), quantized)
-
-    def compared(*shares: float):
-        bench = Bench(
-            FakeDevice(),
-            lambda what: quantized if what.sites else model,
-            loads(*shares),
-            clock="cpu",
-            random=np.random.default_rng(0),
-            options=BuildOptions(extra={**QUIET, "fake.scale": "1"}),
-        )
-        return bench.compare({"reference": REFERENCE, "tuned": placement("x")}, rounds=4)
-
-    found = compared(0.9, 0.1)
-    assert from_data(LatencyEvidence, json.loads(json.dumps(to_data(found)))) == found
-    small, large = (profile.ratios["tuned"].median for profile in found.profiles)
-    assert small != pytest.approx(large)
-    assert found.ratios["tuned"].median == pytest.approx(small**0.9 * large**0.1)
-    assert compared(0.1, 0.9).ratios["tuned"].median == pytest.approx(small**0.1 * large**0.9)
-    assert [(p.name, p.share) for p in found.profiles] == [("x 1", 0.9), ("x 4", 0.1)]
-    assert len(found.samples["tuned"].profiles[1].cpu_ms) == 12
-    assert all(
-        samples.first and len(samples.first.cpu_ms) == 12 for samples in found.samples["tuned"].profiles
-    )
-    lines = [(line.role, line.at) for line in found.lines()]
-    assert lines == [(r, at) for r in ("reference", "tuned") for at in ("", "at x 1 (90%)", "at x 4 (10%)")]
-    assert compared(1.0).profiles == ()

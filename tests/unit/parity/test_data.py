@@ -196,12 +196,6 @@ def test_arrays_that_do_not_fit_the_inputs_are_named(
     assert caught.value.cure
 
 
-def test_values_may_be_infinite_as_in_masks(saved: Callable[..., Path]) -> None:
-    masked = images(3).astype(np.float16)
-    masked[1, 0], masked[2, 1] = -np.inf, np.inf
-    np.testing.assert_array_equal(together(open_data(saved(x=masked), IMAGE)), masked)
-
-
 @pytest.mark.parametrize("value", [50, -51])
 def test_a_token_outside_the_table_names_file_array_sample_and_value(
     saved: Callable[..., Path], value: int
@@ -310,13 +304,6 @@ def test_npy_files_are_samples_in_order_of_name_or_inputs_by_name(tmp_path: Path
     np.save(tmp_path / "two" / "x.npy", images(2))
     np.save(tmp_path / "two" / "mask.npy", np.ones((2, 4), np.int64))
     assert [sorted(feed) for feed in open_data(tmp_path / "two", TWO)] == [["mask", "x"]] * 2
-
-
-def test_a_glob_selects_files(tmp_path: Path) -> None:
-    np.savez(tmp_path / "b-1.npz", x=images(1, first=1))
-    np.savez(tmp_path / "b-0.npz", x=images(1))
-    np.savez(tmp_path / "other.npz", y=images(1))
-    np.testing.assert_array_equal(values(tmp_path / "b-*.npz"), images(2))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from qdqspec.accuracy.data import open_data
 from qdqspec.accuracy.evaluator import MOST_DB, SAMPLES, Evaluator, Offset
 from qdqspec.accuracy.shapes import InputSpec
-from qdqspec.errors import DataError
-from qdqspec.types import Placement, Site
+from tests.support.lab import placement
 
 
 @dataclass(slots=True)
@@ -30,21 +29,6 @@ class Computed:
 
     def close(self) -> None:
         pass
-
-
-def masked_scores(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    with np.errstate(invalid="ignore"):
-        powers = np.exp(feeds["mask"] - feeds["mask"].max())
-    return {"y": powers / powers.sum(), "label": np.array([3])}
-
-
-def test_inputs_with_infinite_values_must_have_numbers_in_each_output_in_a_sample() -> None:
-    masked, hidden = ({"mask": np.array(values)} for values in ([0, -np.inf], [-np.inf, -np.inf]))
-    assert Evaluator([hidden, masked], lambda: Computed(masked_scores)).samples == 2
-    assert Evaluator([], lambda: Computed(masked_scores)).samples == 0
-    why = r"output 'y' of the model is NaN or infinite in each of 2 samples.*: 'mask'"
-    with pytest.raises(DataError, match=why):
-        Evaluator([hidden, hidden], lambda: Computed(masked_scores))
 
 
 def brighter(more: int) -> Computed:
@@ -132,34 +116,30 @@ def test_the_reference_is_run_once_on_each_sample_that_is_needed(monkeypatch: py
     assert reference.runs == 2 * COUNT + SAMPLES
 
 
-def placement_of(*tensors: str) -> Placement:
-    return Placement(sites=frozenset(Site(tensor=tensor, consumers=(), format="int8") for tensor in tensors))
-
-
 def test_an_offset_is_the_median_of_placements_of_similar_sqnr() -> None:
     offset = Offset()
     assert (offset.at(30.0), offset.is_small) == (0.0, False)
     for number, found in enumerate((29.0, 28.5, 30.0, 29.2, 12.0)):
-        offset.learn(24.0, found, placement_of(str(number)))
+        offset.learn(24.0, found, placement(str(number)))
     for number in range(5):
-        offset.learn(43.0, 30.0, placement_of("x", str(number)))
+        offset.learn(43.0, 30.0, placement(f"x{number}"))
     assert offset.at(25.0) == pytest.approx(5.0)
     assert offset.at(42.0) == pytest.approx(-13.0)
     assert not offset.is_small
 
 
 def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
-    offset, first, second = Offset(), placement_of("a"), placement_of("b")
+    offset, first, second = Offset(), placement("a"), placement("b")
     offset.learn(24.0, 21.0, first)
     offset.learn(24.0, 25.0, second)
-    assert offset.at(24.0) == offset.at(24.0, placement_of("c")) == pytest.approx(-1.0)
+    assert offset.at(24.0) == offset.at(24.0, placement("c")) == pytest.approx(-1.0)
     assert offset.at(30.0, second) == 1.0
-    assert (offset.is_of(second), offset.is_of(placement_of("c"))) == (True, False)
+    assert (offset.is_of(second), offset.is_of(placement("c"))) == (True, False)
 
 
 def test_the_deviation_of_an_offset_is_bounded() -> None:
     offset = Offset(prior=True)
     assert offset.doubt_db == offset.first_doubt_db
     for name, error in (("a", -8.0), ("b", 8.0)):
-        offset.learn(24.0, 24.0 + error, placement_of(name))
+        offset.learn(24.0, 24.0 + error, placement(name))
     assert offset.doubt_db == max(offset.doubts_db)

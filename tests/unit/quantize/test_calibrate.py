@@ -39,9 +39,9 @@ def run_on_cpu(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarr
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-def model_of(nodes: str, *, kind: str = "float", inputs: str = "x") -> Model:
-    ports = ", ".join(f"{kind}[n] {name}" for name in inputs.split())
-    text = f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => ({kind}[m] y) {{ {nodes} }}'
+def model_of(nodes: str, *, inputs: str = "x") -> Model:
+    ports = ", ".join(f"float[n] {name}" for name in inputs.split())
+    text = f'<ir_version: 9, opset_import: ["": 17]> g ({ports}) => (float[m] y) {{ {nodes} }}'
     return Model(onnx.parser.parse_model(text))
 
 
@@ -72,16 +72,6 @@ def test_ranges_are_over_all_samples(absolute: Model, method: str, x: TensorRang
     assert found == {"x": x, "n": n, "y": TensorRange(0, 3)}
 
 
-@pytest.mark.parametrize("method", ["percentile", "entropy"])  # one such error outweighs all rounding in mse
-def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, method: str) -> None:
-    values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    values[0] = 60
-    found = calibrate(absolute, ["x", "y"], feeds_of(values[:50_000], values[50_000:]), method, run_on_cpu)
-    assert 2.5 < found["x"].high < 25
-    assert -6 < found["x"].low < -2.5
-    assert found["y"] == TensorRange(0, 60)  # an output is never clipped
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_graph_outputs_and_inputs_of_saturating_operators_are_never_clipped(method: str) -> None:
     """One large value among many small ones: clipped in x and n, kept in logits, p, s and y."""
@@ -94,7 +84,9 @@ def test_graph_outputs_and_inputs_of_saturating_operators_are_never_clipped(meth
 
     found, largest = of(method), of("max")
     assert all(found[tensor] == largest[tensor] for tensor in ("logits", "p", "s", "y"))
-    assert method in ("max", "mse", "mean") or found["x"] != largest["x"]
+    if method in ("percentile", "entropy"):  # one such error outweighs all rounding in mse
+        assert -25 < found["x"].low < -2.5
+        assert 2.5 < found["x"].high < 6
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -113,19 +105,9 @@ def test_tensors_of_zeros_and_of_bfloat16_have_ranges_as_well(absolute: Model, m
         assert (found["x"].low < -2) == any(values)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("share", [-0.51, 1, -np.inf, np.nan])
-def test_tensors_with_infinite_or_the_largest_values_stay_float(dtype: type, share: float) -> None:
-    mask = np.array([0, share * float(np.finfo(dtype).max), 0], dtype)
-    kind = "float16" if dtype is np.float16 else "float"
-    model = model_of("s = Mul(x, x)  m = Add(s, mask)  y = Neg(m)", kind=kind, inputs="x mask")
-    feeds = [{"x": np.array([1, 2, 3], dtype), "mask": each} for each in (np.zeros_like(mask), mask)]
-    notes: list[str] = []
-    wanted = ["x", "mask", "s", "m"]
-    found = calibrate(model, wanted, lambda: iter(feeds), "max", run_on_cpu, note=notes.append)
-    assert found == {"x": TensorRange(0, 3), "s": TensorRange(0, 9)}
-    (note,) = notes
-    assert note.endswith("in calibration sample 1, as masks are, so left in floating point: 'mask', 'm'")
+def test_a_tensor_that_is_not_a_number_in_a_sample_has_no_range(absolute: Model) -> None:
+    samples = feeds_of([1, 2], [np.nan, 3])
+    assert calibrate(absolute, ["x", "y"], samples, "max", run_on_cpu, note=[].append) == {}
 
 
 @pytest.mark.parametrize("reduces", [False, True])

@@ -17,7 +17,6 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning, multiplications_by_node
 from qdqspec.graph.regions.inspect import (
-    Body,
     Judged,
     find_bodies,
     inspect_model,
@@ -26,7 +25,7 @@ from qdqspec.graph.regions.inspect import (
 )
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.judging import judge
-from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Region, Site
+from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Site
 
 
 def judged(model: Model, *able: str) -> Judged:
@@ -77,23 +76,12 @@ NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {
 <domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
 
 
-def nested() -> tuple[Model, tuple[Region, ...], tuple[Body, ...]]:
-    """A model with bodies in bodies and a local function, its regions, and its bodies."""
+def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs_that_are_not_quantized():
     model = parsed(NESTED, w=(4, 4, 1, 1))
     regions = find_regions(model)
-    return model, regions, find_bodies(model, regions, find_regions)
-
-
-def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs():
-    _, regions, bodies = nested()
-    leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
-    assert leaves == {
-        "choose/then_branch": ["choose/then_branch/conv", "choose/then_branch/again"],
-        "choose/then_branch/again/then_branch": ["choose/then_branch/again/then_branch/relu"],
-        "choose/then_branch/again/else_branch": ["choose/then_branch/again/else_branch/neg"],
-        "choose/else_branch": ["choose/else_branch/call"],
-        "local:twice": ["local:twice/add"],
-    }
+    bodies = find_bodies(model, regions, find_regions)
+    (function,) = (body for body in bodies if body.name == "local:twice")
+    assert [region.nodes for region in function.regions if region.type == "LEAF"] == [("local:twice/add",)]
     assert {(r.parent, r.nodes[0]) for r in regions if r.type == "LEAF"} == {
         ("r0", "pre"),
         ("r0.1", "choose/then_branch/conv"),
@@ -101,10 +89,6 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs():
         ("r0.1", "choose/then_branch/again/else_branch/neg"),
         ("r0", "choose/else_branch/call"),
     }
-
-
-def test_bodies_are_listed_and_functions_are_not_quantized():
-    model, regions, bodies = nested()
     found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
     text = inspection_text(found)
     assert "nothing is placed in local functions" in text

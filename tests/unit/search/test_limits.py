@@ -64,7 +64,10 @@ def test_a_race_winner_is_scored_once_and_rejected_if_it_is_not_accurate_enough(
     assert scored == ["bad", "good"]
     assert lab.built.count("good") == 1  # a clear gain is not raced again
     assert bench.best == pytest.approx(0.8, rel=0.05)
-    assert bench.trial(4, placement("faster"), "p").race.opponent == placement("good").digest
+    faster = bench.trial(4, placement("faster"), "p")
+    assert (faster.incumbent, faster.race.opponent) == (True, placement("good").digest)
+    assert faster.race.ratio == pytest.approx(0.75)
+    assert faster.ratio == bench.best == pytest.approx(0.6)
 
 
 def test_the_selected_candidate_is_scored_once(make_lab: MakeLab) -> None:

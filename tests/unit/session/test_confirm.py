@@ -10,33 +10,15 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from lab import known
+from lab import REFERENCE, known, placement
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import proved_text
 from qdqspec.app.session.confirm import MOST_TIMES, confirm
 from qdqspec.search.limits import Limits
-from qdqspec.types import (
-    Consumer,
-    Interval,
-    LatencyEvidence,
-    Placement,
-    Race,
-    RatioTest,
-    Samples,
-    SearchLimits,
-    Site,
-    Trial,
-)
+from qdqspec.types import Interval, LatencyEvidence, Placement, Race, RatioTest, Samples, SearchLimits, Trial
 
-
-def placed(*tensors: str) -> Placement:
-    return Placement(
-        sites=frozenset(Site(tensor=t, consumers=(Consumer(f"n_{t}", 0),), format="uint8") for t in tensors)
-    )
-
-
-REFERENCE, FAST, EVERYTHING = placed(), placed("a"), placed("a", "b")
+FAST, EVERYTHING = placement("fast"), placement("everything")
 
 
 def ratio(low: float, median: float, high: float) -> Interval:

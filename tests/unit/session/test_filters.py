@@ -136,7 +136,11 @@ HIDDEN = np.triu(np.ones((16, 16), np.bool_), 1)  # a causal mask hides later po
 # How the scores ``s`` become masked scores ``m``, the type of the mask, and its values.
 FORMS: dict[str, tuple[str, str, np.ndarray]] = {
     "infinite input": ("m = Add(s, mask)", "float", np.where(HIDDEN, INF, 0).astype(np.float32)),
-    "smallest input": ("m = Add(s, mask)", "float", np.where(HIDDEN, SMALLEST, 0).astype(np.float32)),
+    "half the smallest": (
+        "m = Add(s, mask)",
+        "float",
+        np.where(HIDDEN, 0.51 * SMALLEST, 0).astype(np.float32),
+    ),
     "infinite choice": ("m = Where(mask, low, s)", "bool", HIDDEN),
     "computed": ("f = Cast<to = 1>(mask)  n = Mul(f, low)  m = Add(s, n)", "int64", HIDDEN.astype(np.int64)),
     "infinite half": ("m = Add(s, mask)", "float16", np.where(HIDDEN, INF, 0).astype(np.float16)),
@@ -188,6 +192,7 @@ def test_masked_scores_stay_float_and_the_rest_does_not(form: str, session: Sess
     assert not [tensor for tensor, span in ranges.items() if span.largest > 1000 and "mask" not in tensor]
     (note,) = [line for line in evidence.warnings if "'m'" in line]
     assert "so left in floating point" in note
+    assert ("in calibration sample 0, as masks are" in note) == (form != "a thousand million")
 
 
 def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Path) -> None:
@@ -197,3 +202,7 @@ def test_a_mask_that_hides_everything_is_an_error(session: Session, tmp_path: Pa
     assert caught.value.__traceback__ is not None  # its frames keep no file open
     files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase) and not each.closed]
     assert str(case.inputs.calibration) not in [str(getattr(each, "name", "")) for each in files]
+    masks = np.zeros((8, 16, 16), np.float32)
+    masks[::2] = INF
+    (tmp_path / "some").mkdir()
+    assert session.work(attention(tmp_path / "some", "infinite input", masks)).search.winner.sites

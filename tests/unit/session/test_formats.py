@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto
-from onnx_text import saved
+from onnx_text import outputs_of, saved
 from sessions import Open
 from written_cases import check_of, normal
 
@@ -221,15 +220,13 @@ def test_pairs_of_a_float16_model_run_in_integers(half: Path, quantized: Path, t
     assert kernels & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul"}
     assert not kernels & {"Conv", "FusedConv", "Gemm", "MatMul"}
     samples = arrays_of(half.with_name("data.npz"))["x"]
-    given, tuned = (outputs_of(path, samples) for path in (half, quantized))
+    given, tuned = (
+        np.concatenate([outputs_of(path, {"x": sample[None]}, "ENABLE_ALL")[0] for sample in samples])
+        for path in (half, quantized)
+    )
     assert given.dtype == tuned.dtype == np.float16
     noise = tuned.astype(np.float64) - given
     assert 10 * np.log10((given.astype(np.float64) ** 2).sum() / (noise**2).sum()) > 20
-
-
-def outputs_of(path: Path, samples: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return np.concatenate([session.run(None, {"x": sample[None]})[0] for sample in samples])
 
 
 def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quantized: Path) -> None:

@@ -234,10 +234,15 @@ def test_figures_of_earlier_baselines_and_of_other_devices_are_in_the_evidence(b
     bench.renew(Machine(seed=1), "new")
     other = unsigned(bench.file.read_text()).replace("sample-device", "other-device")
     bench.file.with_name("other-device.json").write_text(other)
+    bench.file.with_name("other-case.json").write_text(other.replace('"default"', '"b8"'))
+    bench.file.with_name("torn.json").write_text("{")
     written, compared = bench.renew(Machine(0.5, seed=2)), bench.gate(Machine(0.5, seed=3))
     for found in (*written.evidence.values(), *compared.evidence.values()):
         assert [round(figure.ratio.median, 1) for figure in found.history] == [0.6, 0.5]
-    assert [figure.device for figure in found.elsewhere] == ["other-device"]
+        assert all(figure.recorded == "2026-01-08T14:00:00+00:00" for figure in found.history)
+    assert [(figure.device, round(figure.ratio.median, 1)) for figure in found.elsewhere] == [
+        ("other-device", 0.6)
+    ]
 
 
 def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:

@@ -63,19 +63,16 @@ def on_small_data(case: Case, name: str = "small", **tune: Any) -> Case:
     return replace(case, inputs=inputs, tune=replace(case.tune, **tune))
 
 
-def tuned(case: Case, **words: Any) -> tuple[RunRecord, dict[str, dict[str, Any]]]:
-    """The record of tuning the case, and the journal entries of the confirmation by role."""
+def tuned(case: Case, *, integer: float = 0.8, **words: Any) -> tuple[RunRecord, Evidence]:
+    """The record and evidence of tuning the case, where integer kernels take ``integer`` of the float time."""
     words = {"root": case.model.parent, "output": Path("out"), **words}
-    with Session(backend="fake", backend_option=(*QUIET, "fake.integer=0.8"), **words) as session:
+    with Session(backend="fake", backend_option=(*QUIET, f"fake.integer={integer}"), **words) as session:
         record = session.tune(case).record
-        journal = session.output(case) / "trials.jsonl"
-    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    return record, {line["role"]: line for line in lines if line["phase"] == "confirm"}
+    return record, record.cases[0].evidence
 
 
 def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Case) -> None:
-    record, _ = tuned(on_small_data(case, "late"))
-    (found,) = (one.evidence for one in record.cases)
+    record, found = tuned(on_small_data(case, "late"))
     assert found.status == "unchanged"
     assert "the SQNR limit of 20 dB (the default)" in found.reason
     assert f"default unchanged: {found.reason}" in summary_table(record)
@@ -85,8 +82,7 @@ def test_a_candidate_accurate_only_on_the_first_samples_is_not_selected(case: Ca
 
 
 def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: Case) -> None:
-    record, _ = tuned(on_small_data(case, min_sqnr_db="none"))
-    (found,) = (one.evidence for one in record.cases)
+    record, found = tuned(on_small_data(case, min_sqnr_db="none"))
     assert found.status == "tuned"
     assert found.parity.sqnr_db < 20
     table = summary_table(record)
@@ -98,7 +94,7 @@ def test_min_sqnr_db_none_removes_the_limit_and_the_table_marks_the_model(case: 
 @pytest.mark.parametrize("min_sqnr_db", [30.0, "none"])
 def test_the_point_selected_from_a_front_meets_the_limit(case: Case, min_sqnr_db: Any) -> None:
     rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=min_sqnr_db)
-    found = tuned(replace(case, tune=rules))[0].cases[0].evidence
+    _, found = tuned(replace(case, tune=rules))
     members = {point.placement: point for point in found.search.front}
     selected = members[found.search.winner.digest]
     assert selected.sqnr_db == pytest.approx(found.parity.sqnr_db, abs=0.01)
@@ -115,8 +111,11 @@ def short(case: Case) -> Case:
 
 
 def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str, Any]]]:
-    record, confirmed = tuned(case, **words)
-    return record.cases[0].evidence.search, confirmed
+    """The search, and the journal entries of its confirmation by role."""
+    _, found = tuned(case, **words)
+    text = (found.output / "trials.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return found.search, {line["role"]: line for line in lines if line["phase"] == "confirm"}
 
 
 def test_full_quantization_selected_without_a_trial_is_cached_and_reusable(short: Case) -> None:
@@ -167,21 +166,9 @@ def mixed(tmp_path: Path) -> Case:
     return replace(found, inputs=replace(found.inputs, evaluation=found.inputs.calibration))
 
 
-def tuned_with(case: Case, *, integer: float, **words: Any) -> tuple[RunRecord, Evidence, SearchResult]:
-    """The record of tuning the case on a device whose integer kernels take ``integer`` of the float time."""
-    options = (*QUIET, f"fake.integer={integer}")
-    with Session(backend="fake", root=case.model.parent, backend_option=options, **words) as session:
-        record = session.tune(case).record
-    found = record.cases[0].evidence
-    assert found.search is not None
-    return record, found, found.search
-
-
-# ---- the reasons ---------------------------------------------------------------------------------
-
-
 def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(mixed: Case) -> None:
-    record, found, search = tuned_with(mixed, integer=3.0)
+    record, found = tuned(mixed, integer=3.0)
+    search = found.search
     assert found.status == "unchanged"
     which = r"all \d+ quantized candidates within the limits are|the only quantized candidate within the limits is"
     assert re.match(rf"({which}) slower: ", found.reason)
@@ -201,7 +188,7 @@ def test_the_reason_is_that_every_candidate_is_slower_with_its_kernels(mixed: Ca
 
 
 def test_the_reason_is_that_no_candidate_is_within_the_limits_or_faster(mixed: Case) -> None:
-    _, found, _ = tuned_with(replace(mixed, tune=TuneRules(trials=3, min_sqnr_db=100.0)), integer=3.0)
+    _, found = tuned(replace(mixed, tune=TuneRules(trials=3, min_sqnr_db=100.0)), integer=3.0)
     said = "no quantized candidate is within the limits, and none is faster: the fastest takes "
     assert found.reason.startswith(said)
 
@@ -210,7 +197,8 @@ def test_the_reason_is_that_no_candidate_is_within_the_limits_or_faster(mixed: C
 
 
 def test_a_search_that_a_limit_ended_names_what_it_did_not_reach(mixed: Case) -> None:
-    _, found, search = tuned_with(replace(mixed, tune=TuneRules(trials=1, preset="extensive")), integer=0.5)
+    _, found = tuned(replace(mixed, tune=TuneRules(trials=1, preset="extensive")), integer=0.5)
+    search = found.search
     assert found.status == "tuned"
     assert search.cut_short.startswith("the search ended at its limit of 1 build, before it was done: ")
     assert "not reached: " in search.cut_short

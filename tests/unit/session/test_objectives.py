@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,19 +117,23 @@ def clockless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sessi
         yield opened
 
 
+def compute_in_float(monkeypatch: pytest.MonkeyPatch, which: Callable[[LayerTime], bool]) -> None:
+    """Make these kernels of the simulated device float ones."""
+    own = FakeEngine.layers
+
+    def layers(self: FakeEngine, runs: int, profile: int = 0) -> tuple[LayerTime, ...]:
+        found = own(self, runs, profile)
+        return tuple(replace(each, integer=each.integer and not which(each)) for each in found)
+
+    monkeypatch.setattr(FakeEngine, "layers", layers)
+
+
 def test_a_unit_whose_kernel_is_float_is_not_counted(
     clockless: Session, covered: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The activations of format int8 are of type uint8 here, as on CPUs and NPUs."""
-    own, left = FakeEngine.layers, "/layer2/layer2.0/conv1/Conv"
-
-    def layers(self: FakeEngine, runs: int, profile: int = 0) -> tuple[LayerTime, ...]:
-        return tuple(
-            replace(each, integer=each.integer and left not in each.nodes)
-            for each in own(self, runs, profile)
-        )
-
-    monkeypatch.setattr(FakeEngine, "layers", layers)
+    left = "/layer2/layer2.0/conv1/Conv"
+    compute_in_float(monkeypatch, lambda layer: left in layer.nodes)
     evidence = evidence_of(clockless, replace(covered, tune=TuneRules()))
     found = evidence.search.coverage
     assert list(found.refused) == [left]
@@ -160,11 +164,19 @@ def given(covered: Case) -> Case:
     return replace(covered, model=path, tune=TuneRules(trials=1, min_sqnr_db=None))
 
 
-def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(clockless: Session, given: Case) -> None:
+@pytest.mark.parametrize("is_float", [False, True], ids=["integer kernels", "float kernels"])
+def test_a_model_given_quantized_is_judged_as_it_is_with_one_build(
+    clockless: Session, given: Case, monkeypatch: pytest.MonkeyPatch, *, is_float: bool
+) -> None:
+    if is_float:
+        compute_in_float(monkeypatch, lambda _: True)
     found = evidence_of(clockless, given)
     assert found.search.winner.given
-    assert "the given model's own placement" in found.reason
-    assert 0 < found.search.coverage.quantized < found.search.coverage.multiplications
+    whole = found.search.coverage.multiplications
+    assert found.search.coverage.quantized == 0 if is_float else 0 < found.search.coverage.quantized < whole
+    share = found.search.coverage.quantized / whole
+    assert found.reason.startswith(f"the given model's own placement: {share:.1%}".replace("%", " %"))
+    assert found.parity.sqnr_db < 100
     tuned = load_model(clockless.output(given) / "tuned.onnx")
     assert [node.outputs for node in tuned.nodes] == [node.outputs for node in load_model(given.model).nodes]
 
@@ -204,21 +216,6 @@ def test_a_model_given_quantized_that_does_not_build_is_not_replaced_unsaid(
         reason = clockless.tune(given).reason
         assert "the given model's own placement does not build: " in reason
         assert "asymmetric" in reason
-
-
-def test_a_model_given_quantized_is_judged_as_it_is_although_all_its_kernels_are_float(
-    clockless: Session, given: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = FakeEngine.layers
-
-    def layers(self: FakeEngine, runs: int, profile: int = 0) -> tuple[LayerTime, ...]:
-        return tuple(replace(each, integer=False) for each in own(self, runs, profile))
-
-    monkeypatch.setattr(FakeEngine, "layers", layers)
-    found = evidence_of(clockless, given)
-    assert found.search.winner.given
-    assert found.reason.startswith("the given model's own placement: 0.0 % of the multiplications")
-    assert found.parity.sqnr_db < 100
 
 
 @pytest.mark.parametrize("objective", ["latency", "pareto"])

@@ -227,6 +227,7 @@ def test_every_build_is_timed_at_every_profile(profile_case: Case, tmp_path: Pat
     assert [(p.name, p.share) for p in latency.profiles] == [("ids 1x8", 0.75), ("ids 1x32", 0.25)]
     for samples in latency.samples.values():
         assert [len(part.wall_ms) for part in samples.profiles] == [len(samples.wall_ms)] * 2
+        assert all(len(part.first.wall_ms) == len(samples.wall_ms) for part in samples.profiles)
     assert all(set(p.ratios) == set(latency.samples) for p in latency.profiles)
     lines = [json.loads(line) for line in (tmp_path / "reports" / "trials.jsonl").read_text().splitlines()]
     timed = [line["samples"] for line in lines if line["samples"]["wall_ms"]]
@@ -236,7 +237,11 @@ def test_every_build_is_timed_at_every_profile(profile_case: Case, tmp_path: Pat
 
 def test_records_and_reports_show_each_profile(profile_case: Case, tmp_path: Path):
     with Session(backend="fake", root=tmp_path) as session:
-        record = session.tune(profile_case).record
+        result = session.tune(profile_case)
+    record, latency = result.record, result.latency
+    few, many = (part.ratios["everything"].median for part in latency.profiles)
+    assert few != pytest.approx(many, rel=0.05)
+    assert latency.ratios["everything"].median == pytest.approx(few**0.75 * many**0.25, rel=0.005)
     data = json.loads(json.dumps(record_to_json(record)))
     again = record_from_json(data)
     assert record_to_json(again) == data

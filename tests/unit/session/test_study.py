@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx_text import saved
+from sessions import Open as OpenSession
 from written_cases import normal
 
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
-from qdqspec.errors import ConfigError, SpecError, StateError
+from qdqspec.errors import ConfigError, StateError
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.types import NO_PAIRS as NOTHING, Consumer, Placement, Site, Trial
 
@@ -32,10 +32,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    quiet = ("fake.run_noise=0", "fake.wall_noise=0", "fake.build_noise=0")
-    with Session(backend="fake", root=tmp_path / "root", backend_option=quiet) as opened:
-        yield opened
+def session(open_session: OpenSession) -> Session:
+    return open_session(backend_option=("fake.run_noise=0", "fake.wall_noise=0", "fake.build_noise=0"))
 
 
 @pytest.fixture
@@ -141,20 +139,8 @@ def test_strategies_and_regions_can_be_given_by_name(open_study: Open) -> None:
     study = open_study(regions=[["Conv#0", "Relu#1"], ["Conv#2"]])
     leaves = [region.nodes for region in study.regions if region.type == "LEAF"]
     assert {("Conv#0", "Relu#1"), ("Conv#2",)} <= {*leaves}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"strategy": "regoin"}, "did you mean 'region'"),
-        ({"trails": 3}, r"unknown word 'trails' \(did you mean 'trials'"),
-        ({"weights": "per-chanel"}, "per-channel"),
-        ({"name": "../elsewhere"}, "name"),
-    ],
-)
-def test_an_unknown_argument_has_a_suggestion(open_study: Open, words: dict[str, Any], message: str) -> None:
-    with pytest.raises((ConfigError, SpecError), match=message):
-        open_study(**words)
+    with pytest.raises(ConfigError, match="did you mean 'region'"):
+        open_study(strategy="regoin")
 
 
 # ---- saving and loading ----------------------------------------------------------------------------

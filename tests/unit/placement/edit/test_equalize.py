@@ -389,13 +389,8 @@ def test_a_search_from_a_quantized_model_inserts_products_if_that_has_them(
     work = prepared(session, tmp_path, corrections=corrections)
     placement = work.space.resolve(work.space.everything())
     write_placement(work, placement, tmp_path / "start.onnx")
-    case = Case(
-        id="default",
-        model=tmp_path / "model.onnx",
-        inputs=Inputs(calibration=tmp_path / "calibration.npz"),
-        tune=TuneRules(start_from=(tmp_path / "start.onnx",)),
-    )
-    started = session.work(case).prepared
+    rules = TuneRules(start_from=(tmp_path / "start.onnx",))
+    started = session.work(replace(work.case, quantize=QuantizeRules(), tune=rules)).prepared
     assert bool(branches_of(started.folded)) is (corrections == "auto")
     assert bool(started.start_scales.tensors) is (corrections == "none")
 

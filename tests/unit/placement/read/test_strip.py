@@ -78,14 +78,17 @@ KEPT = {
         "(float[4] x) => (uint8[4] q, float[4] y)", f"{PAIR}  y = Neg(a)", 2,
         "not removed, 1: 'QuantizeLinear#0': has an integer output that others read",
     ),
-    "an integer input": (
-        "(uint8[4] x) => (float[4] y)", "a = DequantizeLinear(x, s, z)  y = Neg(a)", 2,
-        "not removed, 1: 'DequantizeLinear#0': reads what no QuantizeLinear made, but a graph input",
-    ),
     "integers through an operator": (
         "(float[1,1,4,4] x) => (float[1,1,3,3] y)",
         "q = QuantizeLinear(x, s, z)  m = MaxPool<kernel_shape = [2, 2]>(q)  a = DequantizeLinear(m, s, z)  y = Neg(a)",
         4, "no QuantizeLinear made, but MaxPool",
+    ),
+    "an output of a body": (
+        "(float[4] x, bool yes) => (float[4] y)",
+        """y = If(yes) <
+            then_branch = t () => (float[4] d) { p = QuantizeLinear(x, s, z)  d = DequantizeLinear(p, s, z) },
+            else_branch = e () => (float[4] n) { n = Neg(x) }>""",
+        1, "makes an output of a body out of a tensor of another graph",
     ),
 }  # fmt: skip
 
@@ -95,6 +98,7 @@ def test_pairs_that_cannot_be_removed_are_kept_and_reported(form: str) -> None:
     ends, text, left, note = KEPT[form]
     stripped = strip_qdq(net(f"g {ends} {{ {text} }}", **NUMBERS))
     assert len(lines(stripped)) == left
+    assert initializers(stripped) == ["s", "z"]
     assert any(note in one for one in stripped.notes)
 
 
@@ -190,18 +194,6 @@ def test_bytes_and_name_of_a_weight_are_taken_from_the_reference_if_the_shape_fi
     assert any("the reference has no such weight" in note for note in stripped.notes)
 
 
-def test_a_pair_that_produces_the_output_of_a_body_is_kept_and_reported() -> None:
-    branches = (
-        f"{name}_branch = {name} () => (float[4] {name}_out) {{ {name}_q = QuantizeLinear(x, s, z)"
-        f" {name}_out = DequantizeLinear({name}_q, s, z) }}"
-        for name in ("then", "else")
-    )
-    text = f"g (float[4] x) => (float[4] y) {{ y = If(yes) <{', '.join(branches)}> }}"
-    stripped = strip_qdq(net(text, yes=np.array(True), **NUMBERS))
-    assert initializers(stripped) == ["yes", "s", "z"]
-    assert "makes an output of a body out of a tensor of another graph" in stripped.notes[0]
-
-
 # What ONNX Runtime's quantizer makes of a MatMul with a Relu.
 CLIPPED = "q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)"
 SQUARE = "g (float[2,2] x) => (float[2,2] y)"
@@ -213,7 +205,7 @@ def clipped(text: str) -> Model:
         "zero": np.array(0, np.uint8), "two": np.array(2, np.uint8),
         "low": np.array(0, np.float32), "high": np.array(6, np.float32),
         "high2": np.full((2, 2), 6, np.float32), "low2": np.full((2, 2), -1, np.float32),
-        "shape": np.array([2, 2]),
+        "shape": np.array([2, 2]), "steps": np.array([0.5, 0.1], np.float32), "zeros": np.zeros(2, np.uint8),
     }  # fmt: skip
     used = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", text)}
     return net(f"{SQUARE} {{ {text} }}", **HALF, **used)
@@ -248,27 +240,27 @@ def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) ->
 
 
 @pytest.mark.parametrize(
-    ("dequantize", "rescales"), [("s, two", False), ("quarter, two", True), ("s, zero", True), ("s", True)]
+    ("dequantize", "rescales"),
+    [
+        ("(q, s, two)", False),
+        ("(q, quarter, two)", True),
+        ("(q, s, zero)", True),
+        ("(q, s)", True),
+        *(
+            (f"<axis = {axis}>(q, steps, zeros)", rescales)
+            for axis, rescales in ((1, 0), (-1, 0), (0, 1), (-2, 1))
+        ),
+    ],
 )
 def test_a_removed_pair_that_rescales_values_is_reported(dequantize: str, rescales: bool) -> None:
     """Without the pair the model computes other values."""
-    pair = f"q = QuantizeLinear(x, s, two)  a = DequantizeLinear(q, {dequantize})"
-    model = clipped(f"{pair}  y = Neg(a)")
+    quantize = "<axis = 1>(x, steps, zeros)" if "axis" in dequantize else "(x, s, two)"
+    model = clipped(f"q = QuantizeLinear{quantize}  a = DequantizeLinear{dequantize}  y = Neg(a)")
     stripped = strip_qdq(model)
     assert any("they rescale values" in note for note in import_placement(model).notes) == rescales
     assert ["removed although they rescale values, pairs of 1: 'x'" in n for n in stripped.notes] == [
         True
     ] * rescales
-
-
-@pytest.mark.parametrize(("axis", "rescales"), [(1, False), (-1, False), (0, True), (-2, True)])
-def test_a_removed_pair_with_two_axes_is_reported(axis: int, rescales: bool) -> None:
-    pair = f"q = QuantizeLinear<axis = 1>(x, s, z)  a = DequantizeLinear<axis = {axis}>(q, s, z)"
-    ends = "(float[2,2] x) => (float[2,2] y)"
-    model = net(
-        f"g {ends} {{ {pair}  y = Neg(a) }}", s=np.array([0.5, 0.1], np.float32), z=np.zeros(2, np.uint8)
-    )
-    assert any("they rescale values" in note for note in strip_qdq(model).notes) == rescales
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
@@ -473,10 +465,3 @@ def test_a_weight_restored_without_a_reference_needs_no_input() -> None:
         proto.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, dims))
     proto.ir_version = 3
     assert lines(strip_qdq(Model(proto))) == ["y = MatMul(x, d)"]
-
-
-def test_quantizing_operators_of_another_domain_are_named() -> None:
-    """As the exporter of ModelOpt writes them for 8-bit floats."""
-    text = f"g {ENDS} {{ q = trt.TRT_FP8QuantizeLinear(x, s)  [d] d = trt.TRT_FP8DequantizeLinear(q, s)  y = Neg(d) }}"
-    (note,) = strip_qdq(net(text, **HALF)).notes
-    assert note.startswith("operators of domain trt, 2: ")
