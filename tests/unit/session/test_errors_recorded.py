@@ -80,7 +80,7 @@ def test_an_error_of_a_metric_is_in_table_record_and_result(open_session: Open, 
     [
         ({"metric": "mine"}, "raised KeyError"),
         ({"metric": "min"}, r":7: .*unknown metric 'min' \(did you mean 'mine'\?\)"),
-        ({"metric": "top1"}, "label 7000000 is no class"),
+        ({"metric": "top1"}, "has values of shape"),
         ({"metric": "top1", "evaluation": None}, ":7: .*there is no evaluation data"),
         ({"metric": "top1", "evaluation": "unlabelled.npz"}, "no array 'labels'"),
     ],
