@@ -90,7 +90,7 @@ def import_placement(model: Model, reference: Model | None = None, *, rounded_on
         equalized=equalized,
         notes=tuple(notes),
         unlike=() if before is None else unlike(apart.stripped, before, apart.found.weights.dequantized),
-        positions=positions(apart.stripped),
+        positions={apart.known_as[name]: at for name, at in positions(apart.stripped).items()},
         converted_from=FLOAT16 if is_converted(model) else None,
     )
 

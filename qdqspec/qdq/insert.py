@@ -177,12 +177,16 @@ class _Base:
     def _store_weights(self, graph: onnx.GraphProto, stored: list[tuple[Site, TensorProto]]) -> None:
         """Store an integer weight in the place of the float weight, or beside a float weight that other nodes read.
 
-        Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first.
+        Of the pairs of a weight the first in the graph takes its place, because stripping finds that one first. Those
+        of one site in several graphs have the same integers.
         """
         private = [site for site, _ in stored if self._maker.is_private(site.tensor)]
         covered = Counter(site.tensor for site in private for _ in {*site.consumers})
         replaced = set()
+        first: dict[str, tuple[Site, TensorProto]] = {}
         for site, integer in stored:
+            first.setdefault(integer.name, (site, integer))
+        for site, integer in first.values():
             if covered.pop(site.tensor, 0) == len(self._model.consumers.get(site.tensor, ())):
                 self._replace_constant(graph, site.tensor, integer)
                 replaced.add(site.tensor)

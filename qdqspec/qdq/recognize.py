@@ -355,8 +355,11 @@ class FloatWeights:
         """
         model, output, stored = self.model, node.outputs[0], node.inputs[0]
         by_name = self.reference.by_name if self.reference is not None else {}
-        ends = model.consumers.get(output, ())
-        read = [by_name[end.node].input_at(end.input) for end in ends if end.node in by_name]
+        read = []
+        for end in model.consumers.get(output, ()):
+            reader = model.by_name[end.node]  # the number of a nameless node may be that of another one there
+            there = find_same_node(self.reference, reader) or by_name.get(reader.proto.name)
+            read += [] if there is None else [there.input_at(end.input)]
         in_reference = next((name for name in read if self._original(node, name) is not None), None)
         name = metadata(node.proto, CARRIED) or in_reference or stored.removesuffix("_quantized")
         if output in model.outputs or name == stored:
@@ -397,6 +400,13 @@ class FloatWeights:
         is_near = np.abs(real - original) <= 1.01 * step + relative * np.abs(real)
         is_end = (numbers == numbers.min(initial=np.inf)) | (numbers == numbers.max(initial=-np.inf))
         return bool((is_near | is_end).all())
+
+
+def find_same_node(model: Model | None, node: Node) -> Node | None:
+    """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
+    made = next((output for output in node.outputs if output), "")
+    found = None if model is None else model.producer.get(made)
+    return None if found is None or found.op_type != node.op_type else found
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:

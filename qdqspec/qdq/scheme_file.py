@@ -25,7 +25,7 @@ from qdqspec.qdq.formats import QuantParams, number_format
 from qdqspec.qdq.insert import ChangedModel, insert_qdq
 from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
 from qdqspec.qdq.pairs import biased_layer
-from qdqspec.qdq.quantizer import unpacked, weight_key
+from qdqspec.qdq.quantizer import unpacked
 from qdqspec.qdq.scales import in_type_of, quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
@@ -162,34 +162,35 @@ class SchemeNumbers:
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
-        known = tuple(pairs)
-        self._params = {pair.site: params_of(pair, shape_of(model, pair.site)) for pair in known}
-        self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
-        self._biases = {weight_key(pair.site): pair.bias for pair in known if pair.bias}
+        self._pairs = {pair.site: pair for pair in pairs}
 
     def params(self, site: Site) -> QuantParams:
-        """Scale and zero point of a site, or of the site with more consumers that it is part of."""
-        if site not in self._params:
-            alike = (known for known in self._params if replace(known, consumers=site.consumers) == site)
-            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
-            self._params[site] = self._params[whole]
-        return self._params[site]
+        """Scale and zero point of a site."""
+        return params_of(self._pair(site), shape_of(self._model, site))
 
     def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
         """The constant of a site as integers."""
         values = self._model.array(site.tensor).astype(np.float32, copy=False)
         nearest = quantize(values, self.params(site))
-        text = self._rounding.get(weight_key(site))
-        if text is None:
+        text = self._pair(site).rounding
+        if not text:
             return nearest
         steps = unpacked(text, STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
         return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
         """The shift of the bias of the layer that reads this weight."""
-        text = self._biases.get(weight_key(site), "") if site.weight else ""
+        text = self._pair(site).bias if site.weight else ""
         layer = biased_layer(self._model, site) if text else None
         return None if layer is None else unpacked(text, SHIFTS, layer.channels).astype(np.float32)
+
+    def _pair(self, site: Site) -> PlacedPair:
+        """The pair of a site, or of the site with more consumers that it is part of."""
+        if site not in self._pairs:
+            alike = (known for known in self._pairs if replace(known, consumers=site.consumers) == site)
+            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
+            self._pairs[site] = self._pairs[whole]
+        return self._pairs[site]
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:

@@ -35,7 +35,7 @@ from qdqspec.qdq.formats import QuantParams
 from qdqspec.qdq.insert import RAISED_FROM, ChangedModel, RaisedInputs, raised
 from qdqspec.qdq.pair_numbers import is_op, makes_scale, read_params
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
-from qdqspec.qdq.recognize import Recognition, recognize, within_reach
+from qdqspec.qdq.recognize import Recognition, find_same_node, recognize, within_reach
 from qdqspec.types import Consumer
 
 # operators that compute in integers, by the beginnings of their types
@@ -87,7 +87,7 @@ def _strip(model: Model, reference: Model | None, *, rounded_only: bool = False)
         if _have_same_parts(proto, _make_reachable(expected, model), model):
             return ChangedModel(_make_reachable(reference, model), (*notes, "equal to the reference")), True
         weights = found.weights
-        notes += unlike(Model(proto, path=model.path), reference, weights.dequantized) or (
+        notes += unlike(Model(proto, path=model.path), expected, weights.dequantized) or (
             ["not like the reference in names, attributes, types or shapes"] * (not weights.dequantized)
         )
     if (before := metadata(model.proto, RAISED_FROM)) is not None:
@@ -96,7 +96,9 @@ def _strip(model: Model, reference: Model | None, *, rounded_only: bool = False)
 
 
 def unlike(stripped: Model, reference: Model, others: Collection[str] = ()) -> tuple[str, ...]:
-    """Notes on nodes that only one of two models has, and on constants, except ``others``, with other values."""
+    """Notes on nodes that only one of two models has, on nodes with other attributes, and on constants, except
+    ``others``, with other values.
+    """
     mine, its = (
         {node.name for node in model.nodes if node.op_type not in QDQ_OPS and not node.is_marker}
         for model in (stripped, reference)
@@ -117,6 +119,11 @@ def unlike(stripped: Model, reference: Model, others: Collection[str] = ()) -> t
     if changed:
         why = "the quantizing tool changed them"
         notes.append(f"not like the reference, which has other values, {names_text(changed)}: {why}")
+    compared = (node for node in stripped.nodes if node.op_type != "Constant" and not node.is_marker)
+    kept = ((node, find_same_node(reference, node)) for node in compared)
+    if other := [node.name for node, there in kept if there and node.attributes != there.attributes]:
+        why = "the quantizing tool changed them"
+        notes.append(f"not like the reference, which has other attributes, {names_text(other)}: {why}")
     return tuple(notes)
 
 
@@ -124,12 +131,15 @@ def unlike(stripped: Model, reference: Model, others: Collection[str] = ()) -> t
 class StrippedModel:
     """A model, its version without Q/DQ, the names there of the nodes that both have, and notes on other nodes.
 
+    Names are those of the reference; ``known_as`` has them by the names of the stripped model, which numbers nameless
+    nodes otherwise if it has other constants.
     Raising the opset of the reference made the nodes ``added`` of the model, in place of some that ``raised`` knows.
     """
 
     found: Recognition
     stripped: Model
     names: dict[str, str]
+    known_as: dict[str, str]
     notes: tuple[str, ...] = ()
     added: frozenset[str] = frozenset()
     raised: RaisedInputs | None = None
@@ -162,21 +172,15 @@ def strip_with_parts(
     origins = (origin for origin, proto in work.nodes() if proto.name not in products)
     pairs = zip(origins, stripped.nodes, strict=True)
     kept = {origin.name: node for origin, node in pairs if origin is not None}
-    names = {name: (_find_same_node(reference, node) or node).name for name, node in kept.items()}
+    known_as = {node.name: (find_same_node(reference, node) or node).name for node in stripped.nodes}
+    names = {name: known_as[node.name] for name, node in kept.items()}
     notes = tuple(work.notes_on_nodes())
     if reference is None or expected is reference:
-        return StrippedModel(found, stripped, names, notes)
-    only_raised = (n for n, node in kept.items() if not _find_same_node(reference, node))
-    added = (n for n in only_raised if _find_same_node(expected, kept[n]))
+        return StrippedModel(found, stripped, names, known_as, notes)
+    only_raised = (n for n, node in kept.items() if not find_same_node(reference, node))
+    added = (n for n in only_raised if find_same_node(expected, kept[n]))
     raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
-    return StrippedModel(found, stripped, names, notes, frozenset(added), raised_inputs)
-
-
-def _find_same_node(model: Model | None, node: Node) -> Node | None:
-    """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
-    made = next((output for output in node.outputs if output), "")
-    found = None if model is None else model.producer.get(made)
-    return None if found is None or found.op_type != node.op_type else found
+    return StrippedModel(found, stripped, names, known_as, notes, frozenset(added), raised_inputs)
 
 
 class _Stripping:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.units import count_text
+from qdqspec._core.units import count_text, names_text
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph import Model, OwnCopy, fixed_in, is_quantized, load_model
 from qdqspec.graph.trt import is_pair_op
@@ -97,9 +97,10 @@ def warm_starts(prepared: Prepared) -> tuple[Placement, ...]:
 
 
 def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Placement]:
-    """The parts of the placements in a file that the space has; those without such a part are left out.
+    """The parts of the placements in a file that the space has; other pairs, except biases, are noted.
 
-    Of a journal the ``most`` best placements, confirmed or else raced: each costs a build.
+    Placements without such a part are left out. Of a journal the ``most`` best placements, confirmed or else raced:
+    each costs a build.
     """
     space, backend = prepared.space, prepared.backend.target
     match path.suffix.lower():
@@ -131,7 +132,18 @@ def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Pl
                 where=path,
                 cure="name a file that a tuning run has left, or a quantized model",
             )
-    return [own for placement in placements if (own := project(space, placement)).sites]
+    starts = []
+    for placement in placements:
+        own = project(space, placement)
+        covered = {end for site in own.sites for end in site.consumers}
+        others = (site for site in placement.ordered if site.format != BIAS_FORMAT)
+        lost = dict.fromkeys(site.tensor for site in others if not covered.issuperset(site.consumers))
+        if own.sites:
+            starts.append(own)
+        if own.sites and lost:
+            why = "the search has no labels with these pairs, so that the candidate is without them"
+            prepared.note_once(f"{path.name}: {names_text(lost)}: {why}")
+    return starts
 
 
 def _require_backend(what: str, backend: str, path: Path, here: str) -> None:

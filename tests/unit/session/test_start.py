@@ -280,6 +280,20 @@ def test_a_quantized_model_is_a_warm_start_with_its_placement(
     assert found.labels == half.labels
 
 
+def test_pairs_of_a_start_that_no_label_has_are_noted(
+    start: SimpleNamespace, notes: list[str], half: Placement, tmp_path: Path
+) -> None:
+    """A weight without its input."""
+    path, alone = tmp_path / "tuned.onnx", start.space.units[-1].forms[0].constants[0]
+    for more in ([], [alone]):
+        placement = Placement(sites=half.sites.union(more))
+        save_model(insert_qdq(start.space.model, placement, numbers(start.space)).proto, path)
+        assert warm_starts([path], start) == (half,)
+        assert [f"1: '{alone.tensor}': the search has no labels" in note for note in notes] == [True] * len(
+            more
+        )
+
+
 def test_placements_of_files_are_ordered_and_distinct(
     start: SimpleNamespace, half: Placement, tmp_path: Path
 ) -> None:

@@ -293,3 +293,13 @@ def test_the_search_space_offers_tensors_in_bodies_that_one_graph_reads() -> Non
     for site in (site for site in placement.ordered if not site.weight):
         assert len({model.by_name[end.node].scope for end in site.consumers}) == 1
     assert strip_qdq(inserted(model, *placement.ordered), model).proto == model.proto
+
+
+def test_a_constant_node_that_two_bodies_read_is_stored_once() -> None:
+    proto = parsed(SHARED, w=(8, 8, 3, 3)).proto
+    weight = proto.graph.initializer.pop()
+    proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], "const", value=weight))
+    model = Model(proto)
+    ends = [(f"choice/{branch}_branch/conv", 1) for branch in ("then", "else")]
+    made = inserted(model, site("w", *ends, fmt="int8", weight=True))
+    assert strip_qdq(made, model).proto == proto

@@ -103,9 +103,55 @@ def test_integers_of_weights_that_the_reference_does_not_have_are_no_part_of_the
     original = net(f"{ends} {{ h = MatMul(x, w)  y = Relu(h) }}", w=weight)
     numbers = {"s": np.float32(1), "z": np.int8(0), "lo": np.int8(-2), "hi": np.int8(2)}
     pair = "q = QuantizeLinear(w, s, z)  c = Clip(q, lo, hi)  d = DequantizeLinear(c, s, z)"
-    quantized = net(f"{ends} {{ {pair}  h = MatMul(x, d)  y = Relu(h) }}", 19, w=weight, **numbers)
-    (note,) = import_placement(quantized, original).notes  # MatMul#0 there, MatMul#1 here
+    quantized = net(f"{ends} {{ {pair}  k = MatMul(x, d)  y = Relu(k) }}", 19, w=weight, **numbers)
+    (note,) = import_placement(
+        quantized, original
+    ).notes  # neither names of nodes nor tensors are those there
     assert note.startswith("weights that the reference does not have, 1: 'd'")
+
+
+def test_pairs_of_nameless_nodes_with_other_numbers_in_the_reference_are_not_moved(tmp_path: Path) -> None:
+    """The original has a Constant node more, for which the quantized model has an initializer."""
+    ends, random = "g (float[2,4] x) => (float[2,4] y)", np.random.default_rng(0)
+    weights = {name: random.normal(size=(4, 4)).astype(F32) for name in "abcd"}
+    rest = "f = Tanh(e)  h = MatMul(f, {})  i = Tanh(h)  j = MatMul(i, c)  y = Tanh(j)"
+    original = net(
+        f"{ends} {{ o = Constant<value = float {{1}}>()  k = Mul(x, o)  e = MatMul(k, a)  {rest.format('b')} }}",
+        **weights,
+    )
+    pair = "t = DequantizeLinear(b_int, s, z)"
+    numbers = {
+        "b_int": np.clip(np.rint(weights["b"] / F32(0.02)), -128, 127).astype(np.int8),
+        "s": F32(0.02),
+        "z": np.int8(0),
+    }
+    quantized = net(
+        f"{ends} {{ {pair}  k = Mul(x, o)  e = MatMul(k, a)  {rest.format('t')} }}",
+        o=F32(1),
+        **numbers,
+        **weights,
+    )
+    imported = import_placement(quantized, original)
+    assert [(pair.site.tensor, pair.site.consumers) for pair in imported.pairs] == [
+        ("b", (Consumer("MatMul#4", 1),))
+    ]
+    write_scheme(tmp_path / "scheme.json", imported)
+    assert diff_models(Model(apply_scheme(original, tmp_path / "scheme.json").proto), quantized).same
+    assert diff_models(original, Model(strip_qdq(quantized, original).proto)).same
+
+
+def test_each_pair_of_a_shared_weight_keeps_its_own_integers(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(F32)
+    ends = "g (float[2,4] x) => (float[2,4] y)"
+    original = net(f"{ends} {{ [m] h = MatMul(x, w)  [n] y = MatMul(h, w) }}", w=weight)
+    nearest = np.clip(np.rint(weight / F32(0.02)), -127, 127).astype(np.int8)
+    moved = np.where(np.arange(16).reshape(4, 4) % 2, nearest, np.floor(weight / F32(0.02))).astype(np.int8)
+    pairs = "a = DequantizeLinear(i, s)  b = DequantizeLinear(j, s)"
+    quantized = net(
+        f"{ends} {{ {pairs}  [m] h = MatMul(x, a)  [n] y = MatMul(h, b) }}", i=moved, j=nearest, s=F32(0.02)
+    )
+    again = reapplied(original, import_placement(quantized, original), tmp_path)
+    assert diff_models(again, quantized).same
 
 
 def test_a_quantizer_with_several_readers_is_one_site() -> None:

@@ -331,6 +331,15 @@ def test_nodes_that_cannot_be_restored_are_reported() -> None:
     )
 
 
+def test_attributes_that_the_quantizing_tool_changed_are_reported() -> None:
+    """`quantize_static` of ONNX Runtime 1.32 gives each quantized Gemm a ``beta`` of 1."""
+    ends = "g (float[2,2] x) => (float[2,2] y)"
+    model, reference = (net(f"{ends} {{ [n] y = Gemm<beta = {beta}>(x, x, x) }}") for beta in (1.0, 2.0))
+    note = "not like the reference, which has other attributes, 1: 'n': the quantizing tool changed them"
+    assert strip_qdq(model, reference).notes == (note,)
+    assert import_placement(model, reference).unlike == (note,)
+
+
 def test_a_raised_opset_is_kept_and_reported_without_a_reference() -> None:
     text = "g (float[1, 4] x) => (float[4] y) { [s] y = Squeeze<axes = [0]>(x) }"
     original = parsed(text, 11, ir=3)
