@@ -12,6 +12,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from qdqspec.types import EXACT_DB, Interval, LatencyEvidence, Provenance, Site
 
 _SHARE = re.compile(r"top\d+|miou")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]\d+)?")
 _DURATIONS = (("d", 86_400), ("h", 3600), ("min", 60))
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -25,13 +26,15 @@ def ms_text(milliseconds: float) -> str:
 
 def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
     """Both times, with enough digits to see which is larger."""
+    first, second = ms_text(left), ms_text(right)
+    if not 0 < abs(left - right) < math.inf or (float(first) - float(second)) * (left - right) > 0:
+        return first, second
     decimals = _ms_decimals(max(abs(left), abs(right)))
-    first, second = texts_apart(lambda value, more: f"{value:.{decimals + more}f}", left, right)
-    # A time that these digits round to zero has its own.
-    return (
-        ms_text(left) if left and not float(first) else first,
-        ms_text(right) if right and not float(second) else second,
-    )
+    for more in range(6):
+        first, second = (f"{value:.{decimals + more}f}" for value in (left, right))
+        if first != second:
+            break
+    return first, second
 
 
 def _ms_decimals(milliseconds: float) -> int:
@@ -107,12 +110,20 @@ def is_share(metric: str) -> bool:
 def texts_apart(
     text: Callable[[float, int], str], value: float, limit: float, slack: float = 0.0
 ) -> tuple[str, str]:
-    """Both numbers with enough digits to see which is larger, unless they differ by no more than ``slack``."""
-    for more in range(6):
+    """A value and its limit: with the limit's own digits, and enough to see which is larger, unless they differ by no
+    more than ``slack``.
+    """
+    for more in range(digits_of(text, limit), 6):
         texts = text(value, more), text(limit, more)
         if texts[0] != texts[1] or abs(value - limit) <= slack:
             break
     return texts
+
+
+def digits_of(text: Callable[[float, int], str], limit: float) -> int:
+    """The fewest digits, more than usual and at most five, with which a limit of 19.996 is not written as 20.0."""
+    written = [[*map(float, _NUMBER.findall(text(limit, more)))] for more in range(6)]
+    return written.index(written[-1])
 
 
 def metric_text(metric: str, value: float, more: int = 0) -> str:
@@ -194,6 +205,12 @@ def plain(text: object, width: int | None = None) -> str:
         return line
     head = (width - 3) // 2
     return f"{line[:head]}...{line[len(line) - (width - 3 - head) :]}"
+
+
+def cell_text(text: str) -> str:
+    """One printable line for CSV. Text that a spreadsheet would evaluate as a formula gets an apostrophe in front."""
+    line = plain(text)
+    return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
 
 
 def without_passwords(text: str) -> str:

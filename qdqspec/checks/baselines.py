@@ -313,6 +313,7 @@ def rules_of(case: Case) -> dict[str, Any]:
         "inputs.shapes": shapes,
         "inputs.weights": [profile.weight for profile in inputs.profiles],
         "inputs.batch": inputs.batch,
+        "inputs.values": [f"{name} {value}" for name, value in sorted(inputs.values.items())],
         "tune.min_sqnr_db": case.tune.limits.min_sqnr_db,
         "tune.accuracy": None if (rules := case.tune.accuracy) is None else asdict(rules),
     }

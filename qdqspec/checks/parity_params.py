@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from qdqspec._core.registry import did_you_mean
-from qdqspec._core.units import db_text, plain, share_text, texts_apart
+from qdqspec._core.units import db_text, digits_of, plain, share_text, texts_apart
 from qdqspec.accuracy import NAME_WIDTH, slice_text
 from qdqspec.checks.base import CheckParams, NotNegative, Whole, require_a_limit
 from qdqspec.spec import Fraction, Number
@@ -48,6 +48,10 @@ class Limit:
             return share_text(value) if not more else f"{100 * value:.{self.digits + more}f} %"
         kind = "f" if self.floor else "g"
         return f"{value:.{self.digits + more}{kind}}{self.unit}"
+
+    def own_text(self, allowed: float) -> str:
+        """The limit as it was given."""
+        return self.text(allowed, digits_of(self.text, allowed))
 
 
 LIMITS = (  # in the order of preference for headlines

@@ -176,11 +176,12 @@ class RejectedCandidate:
 class SearchResult:
     """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
 
-    ``float_runs`` is the search's cost: how many runs of the reference its duration is worth. ``ended_by`` is the
-    limit that ended it, or `expected gain below 1 %`; empty if its strategy proposed nothing more. Of a search that a
-    limit ended, ``cut_short`` states what it did not try and how to continue; of one that expected too little,
-    ``ended`` states it. ``rejected`` are
-    candidates that were not selected, if the result is unchanged. A search with a ``coverage`` timed nothing.
+    ``seconds`` and ``cpu_seconds``, the CPU time of its process without those of the engines, are of its last run if it
+    was interrupted. ``float_runs`` is its cost: how many runs of the reference ``seconds`` are worth. ``ended_by`` is
+    the limit that ended it, or `expected gain below 1 %`; empty if its strategy proposed nothing more. Of a search that
+    a limit ended, ``cut_short`` states what it did not try and how to continue; of one that expected too little,
+    ``ended`` states it. ``rejected`` are candidates that were not selected, if the result is unchanged. A search with a
+    ``coverage`` timed nothing.
     If candidates were ``converted_from`` another float type, the first of the ``trials`` is the converted model
     without pairs, to whose time the ratios of trials refer.
     """

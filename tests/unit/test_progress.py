@@ -159,6 +159,11 @@ def test_texts_of_different_times_differ(value: float, change: float) -> None:
         assert (float(shown) > float(shown_other)) == (value > other)
 
 
+def test_a_time_far_from_its_limit_keeps_its_own_digits() -> None:
+    assert ms_texts_apart(0.6, 100.0) == ("0.600", "100")
+    assert ms_texts_apart(100.04, 100.0) == ("100.04", "100.00")
+
+
 def test_the_texts_of_quantities() -> None:
     times = {1.314: "1.31", 26.53: "26.5", 312.4: "312", 0.00512: "0.0051", 0: "0.000"}
     assert {value: ms_text(value) for value in times} == times

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from qdqspec._core import hooks
 from qdqspec._core.files import OTHER_FOLDER, RESULT, explained, partial_folder
+from qdqspec._core.units import cell_text
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import write_half
 from qdqspec.app.preparation.stored import (
@@ -315,8 +316,9 @@ def _layer_rows(result: SearchResult) -> Iterator[list[str]]:
     yield ["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"]
     for role, layers in profiles_of(result.trials, result.winner).items():
         for layer in layers:
-            what = [names.get(role, role), layer.name, layer.op_type, f"{layer.milliseconds:.6f}"]
-            places = [" ".join(layer.nodes), " ".join(layer.tensors)]
+            name, op_type = cell_text(layer.name), cell_text(layer.op_type)
+            what = [names.get(role, role), name, op_type, f"{layer.milliseconds:.6f}"]
+            places = [cell_text(" ".join(each)) for each in (layer.nodes, layer.tensors)]
             yield [*what, *places, str(layer.boundary).lower(), str(layer.integer).lower()]
 
 

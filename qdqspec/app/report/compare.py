@@ -24,6 +24,7 @@ from qdqspec._core.units import (
     plain,
     ratio_text,
 )
+from qdqspec.accuracy import shapes_text
 from qdqspec.app.report.facts import LONG
 from qdqspec.app.report.tables import RIGHT, Column, Table, known, median_text, named_cases
 from qdqspec.errors import StateError
@@ -89,6 +90,7 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
             for what, here, there in (
                 ("device", one.device.key, other.device.key),
                 ("backend", one.target, other.target),
+                ("shapes", _shapes_text(one, other), _shapes_text(other, one)),
             )
             if here != there
         ]
@@ -97,7 +99,7 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
         if unlike:
             raise StateError(
                 f"the runs are not comparable: {unlike[0]}",
-                cure="compare runs of one backend on one device, with the same --qdq-threads",
+                cure="compare runs of one backend on one device, with the same --qdq-threads and shapes",
             )
     cases = [_compare_case(name, left[name], right[name]) for name in common]
     return Comparison(
@@ -199,6 +201,15 @@ def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
         change=replace(change, builds=builds, ranks=ranks),
         notes=notes,
     )
+
+
+def _shapes_text(found: Evidence, other: Evidence) -> str:
+    """The shapes that a case was timed at, of the inputs whose shapes both records have."""
+    known = {name for profile in other.profiles for name in profile.shapes}
+    shapes = (
+        {name: own for name, own in profile.opt().items() if name in known} for profile in found.profiles
+    )
+    return "; ".join(filter(None, map(shapes_text, shapes)))
 
 
 def _read_times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:

@@ -167,7 +167,7 @@ def case_facts(case: CaseRecord) -> Iterator[tuple[str, str]]:
 
 
 def _search_facts(search: SearchResult) -> Iterator[tuple[str, str]]:
-    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
+    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU without the engines)"
     yield "strategy", plain(search.strategy)
     yield "candidates", f"{search.built} built, {search.failed} failed, in {spent}"
     if search.ended:
@@ -237,7 +237,7 @@ def latency_table(latency: LatencyEvidence) -> Table:
         Column("model", lambda line: f"{role_text(line.role)} {plain(line.at, 60)}".rstrip()),
         Column("median ms", lambda line: ms_text(line.median_ms), RIGHT),
         Column("of reference", lambda line: median_text(line.ratio), RIGHT),
-        Column("95 % interval", lambda line: bounds_text(line.ratio)),
+        Column("95 % prediction", lambda line: bounds_text(line.ratio)),
         Column("runs", lambda line: str(len(line.samples.on(latency.clock))), RIGHT),
     )
 
@@ -381,7 +381,7 @@ def _front_table(search: SearchResult) -> Table:
         Column("scheme", scheme),
         Column("pairs", lambda point: str(point.pairs), RIGHT),
         Column("of reference", lambda point: median_text(point.ratio), RIGHT),
-        Column("95 % interval", lambda point: interval_text(point.ratio)),
+        Column("95 % prediction", lambda point: interval_text(point.ratio)),
         Column("SQNR dB", lambda point: db_text(point.sqnr_db), RIGHT),
         *metric,
     )

@@ -22,6 +22,7 @@ from qdqspec._core.units import (
     ratio_text,
     seconds_text,
     share_text,
+    texts_apart,
 )
 from qdqspec.types import (
     EXACT_DB,
@@ -173,7 +174,9 @@ def _cells(case: CaseRecord, name: str) -> dict[str, str]:
         speedup = f"{ratio_text(latency.speedup.median)}x{proved_text(latency, found.min_gain)}"
     if parity is not None and parity.outputs:
         limit = _missed_limit(case)
-        sqnr = db_text(parity.sqnr_db) + ("" if limit is None else f" < {limit:g}")
+        sqnr = (
+            db_text(parity.sqnr_db) if limit is None else f"{_below_text(parity.sqnr_db, limit)} < {limit:g}"
+        )
         if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
             sqnr = "not equal"
     figures = (  # that checks measured themselves
@@ -316,7 +319,8 @@ def _status_lines(record: RunRecord) -> list[str]:
         if found.status in ("unchanged", "untimed", "skipped"):
             lines.append(f"{name} {found.status}: {plain(found.reason)}")
         elif found.parity is not None and (limit := _missed_limit(case)) is not None:
-            lines.append(f"{name}: its SQNR of {db_text(found.parity.sqnr_db)} dB is below {limit:g} dB")
+            shown = _below_text(found.parity.sqnr_db, limit)
+            lines.append(f"{name}: its SQNR of {shown} dB is below {limit:g} dB")
         lines += [
             f"{name} {plain(result.id)} inconclusive: {plain(result.verdict.headline)}"
             for result in case.results
@@ -337,6 +341,11 @@ def _missed_limit(case: CaseRecord) -> float | None:
     parity, search = case.evidence.parity, case.evidence.search
     limit = None if search is None else search.limits.marked_db
     return limit if parity is not None and limit is not None and parity.sqnr_db < limit else None
+
+
+def _below_text(sqnr_db: float, limit: float) -> str:
+    """An SQNR with enough digits to see that it is below the limit."""
+    return texts_apart(lambda value, more: f"{value:.{1 + more}f}", sqnr_db, limit)[0]
 
 
 def limit_text(limits: SearchLimits) -> str:

@@ -83,10 +83,9 @@ def find_winner(
     known = None if settings.no_cache else recall(store, prepared.key)
     if known is not None:  # for other placements of this search, as another scheme
         prepared.keep_corrections(known.folder / CORRECTIONS, read_only=True)
-    if settings.scheme is not None:
-        return _placement_of(prepared, settings.scheme, known), None
-    if settings.mode in ("measure", "verify"):
-        if known is None:
+    if settings.scheme is not None or settings.mode in ("measure", "verify"):
+        found = known if settings.scheme is None else _placement_of(prepared, settings.scheme, known)
+        if found is None:
             case, other = prepared.case, other_winner(store, prepared)
             raise StateError(
                 f"no winner is known for {case.name} on this device, and mode '{settings.mode}' does not search"
@@ -94,7 +93,9 @@ def find_winner(
                 where=case.spec or case.model,
                 cure="run it once with --qdq-mode=run",
             )
-        return known, None
+        if found is known:
+            take_results(found, prepared.given, prepared.output)
+        return found, None
     if known is not None and not settings.retune:
         is_kept, latency = _recheck_winner(prepared, known)
         if is_kept:

@@ -154,8 +154,12 @@ class CaseWork:
             if kind in needs and kind not in self._fields:
                 self._fields[kind] = self._measured(kind)
         fields = {name: value for known in self._fields.values() for name, value in known.items()}
+        known, folder = self.unsearched, self.find().folder
+        # the files of --qdq-scheme are in a folder below the winner's
+        output = folder if folder.parent == known.output else known.output
         return replace(
-            self.unsearched,
+            known,
+            output=output,
             search=search,
             pairs=self.scheme.pairs,
             culprits=self._culprits,

@@ -220,7 +220,7 @@ def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
         rows.append((name, ms_text(median), against, bounds, str(len(samples.on(clock)))))
     return Section(
         title=f"Latency ({origin_text(latency.provenance)}, {latency.builds} builds each, {clock} clock)",
-        headers=("role", "median ms", "of reference", "95 % interval", "runs"),
+        headers=("role", "median ms", "of reference", "95 % prediction", "runs"),
         rows=tuple(rows),
     )
 

@@ -153,6 +153,11 @@ def _judge_unmeasured(
             "quantization and runtime errors were not measured separately",
             f"It was not possible: {plain(parity.undivided)}. Give limits of the total difference only.",
         )
+    limits = [limit.param for limit in (*LIMITS, *WHOLE) if params.asks(limit)]
+    if limits == ["min_cosine"] and all(out.is_single and out.sqnr_db < math.inf for out in judged):
+        return unmeasured(
+            "each output is one number, whose cosine is always 1 or -1", "Give min_sqnr_db or max_abs."
+        )
     if params.asks(SLICE) and all(out.slice_sqnr_db is None for out in judged):
         return unmeasured(
             "no output has a slice with enough values",
@@ -209,7 +214,7 @@ def _outputs_section(params: ParityParams, parity: ParityEvidence, judged: list[
     bounds = []
     for limit in shown:
         allowed = getattr(params, limit.param)
-        bounds.append("" if allowed is None else f"{'>=' if limit.floor else '<='} {limit.text(allowed)}")
+        bounds.append("" if allowed is None else f"{'>=' if limit.floor else '<='} {limit.own_text(allowed)}")
     return Section(
         title=f"Outputs, worst first ({count_text(parity.samples, 'input')} of {parity.data} data)",
         headers=("output", *(top if limit is AGREEMENT else limit.title for limit in shown), "verdict"),

@@ -186,6 +186,7 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
         (with_case(patterns=PatternRules(deny=("Softmax",))), "patterns.deny was empty, is Softmax"),
         (with_case(tune=TuneRules(min_sqnr_db=30.0)), "tune.min_sqnr_db was 20.0, is 30.0"),
         (with_case(inputs=Inputs(batch=8)), "inputs.batch was unset, is 8"),
+        (with_case(inputs=Inputs(values={"sr": 8000})), "inputs.values was empty, is sr 8000"),
         (with_case(inputs=Inputs(profiles=(ShapeProfile(shapes={"x": SHAPE}),))), "inputs.shapes was"),
     ],
 )

@@ -110,6 +110,7 @@ DRIFTED = with_latency(
 )
 TESTED = with_latency(FASTER, tested={"tuned": RatioTest(mean=near(0.02), enclosing=near(0.05))})
 LABELS = output("label", math.inf, compared=False)
+ONE_NUMBER = output("score", is_single=True)
 DIFFERENT = with_outputs(output("x"), replace(LABELS, matches=False, note="3 values differ"))
 CLASSES = with_outputs(output("boxes"), output("y", agreement={"top1": 0.97, "top5": 0.991}))
 SLICES = with_outputs(
@@ -186,6 +187,12 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         {"min_sqnr_db": 20, "max_steps": 3}, "fail", "output 'worse': SQNR 9.0 dB < 20.0 dB",
     ),
     ("parity", NO_NUMBER, {"min_sqnr_db": 1}, "fail", "output 'x': SQNR not a number < 1.0 dB"),
+    ("parity", with_outputs(output("x", 12.3)), {"min_sqnr_db": 19.996}, "fail",
+     "output 'x': SQNR 12.300 dB < 19.996 dB"),
+    ("parity", with_outputs(ONE_NUMBER), {"min_cosine": 0.99}, "inconclusive", ""),
+    ("parity", with_outputs(ONE_NUMBER), {"min_cosine": 0.99, "max_abs": 1}, "pass", ""),
+    ("parity", with_outputs(ONE_NUMBER, output("x")), {"min_cosine": 0.99}, "pass", ""),
+    ("parity", with_outputs(replace(ONE_NUMBER, sqnr_db=math.inf)), {"min_cosine": 0.99}, "pass", ""),
     ("parity", with_outputs(output("x"), LABELS), {"min_sqnr_db": 20}, "pass", ""),
     ("parity", DIFFERENT, {"min_sqnr_db": 20}, "fail", "output 'label': 3 values differ"),
     ("parity", DIFFERENT, {"min_sqnr_db": 20, "outputs": ["x"]}, "pass", ""),
@@ -368,6 +375,11 @@ def test_a_failed_check_of_an_unchanged_model_lists_its_candidates() -> None:
     sections = judge("speedup", ALONE, min=1.3).sections
     (listed,) = (each for each in sections if each.title == "Candidates that were not selected")
     assert [row[0] for row in listed.rows] == ["fastest candidate", "everything quantized"]
+
+
+def test_a_limit_is_written_with_its_own_digits() -> None:
+    verdict = judge("parity", with_outputs(output("x")), min_cosine=0.99999, min_sqnr_db=20)
+    assert verdict.sections[0].rows[-1] == ("limit", ">= 20.0 dB", ">= 0.99999", "", "", "")
 
 
 def test_errors_of_the_runtime_are_not_attributed_to_pairs() -> None:

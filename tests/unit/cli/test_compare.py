@@ -210,6 +210,7 @@ def interval(low: float, median: float, high: float) -> Interval:
     return Interval(low=low, median=median, high=high)
 
 
+@pytest.mark.parametrize("limit", [20.0, None])
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
@@ -219,9 +220,18 @@ def interval(low: float, median: float, high: float) -> Interval:
         ({"ratio_there": interval(1.01, 1.1, 1.2)}, "slower than float"),
         ({"sqnr_here_db": 25.0, "sqnr_there_db": 19.0}, "less accurate"),
         ({"sqnr_here_db": -3.4, "sqnr_there_db": -3.5}, "ok"),  # the inputs are random
-        ({"sqnr_here_db": 25.0, "sqnr_there_db": 21.0}, "ok"),
+        ({"sqnr_here_db": 25.0, "sqnr_there_db": 24.5}, "ok"),
     ],
 )
-def test_which_changes_are_regressions(fields, state):
+def test_which_changes_are_regressions(fields, state, limit):
     found = Upgrade(case="a::b", backend="fake", state="ok", **fields)
-    assert judge_upgrade(found, 0.05, 20.0)[0] == state
+    assert judge_upgrade(found, 0.05, limit)[0] == state
+
+
+def test_within_an_accuracy_limit_a_model_may_lose_more():
+    found = Upgrade(case="a::b", backend="fake", state="ok", sqnr_here_db=25.0, sqnr_there_db=21.0)
+    assert judge_upgrade(found, 0.05, 20.0)[0] == "ok"
+    assert judge_upgrade(found, 0.05, None) == (
+        "less accurate",
+        "SQNR 21.0 dB there (25.0 here), 1 dB less is allowed",
+    )

@@ -113,6 +113,7 @@ ERRORS = [
     ("baseline list gone", "gone: there is no such file or folder"),
     ("cache export", "FILE is for export and import, which need it"),
     ("compare run.json run.json --fail-on=-5%", "--fail-on"),
+    ("compare run.json run.json --fail-on 5", "5%"),
     ("compare run.json empty.json", "empty.json: this is no run record"),
     ("compare run.json result.json", "result.json: this is the result of one case, not a run record"),
     ("cache prune --older-than 30", "a time with its unit is expected"),

@@ -13,7 +13,17 @@ from qdqspec.app.report.compare import ComparedCase, compare_runs, comparison_te
 from qdqspec.app.report.write import write_results
 from qdqspec.errors import StateError
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
-from qdqspec.types import CaseRecord, DeviceKey, Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
+from qdqspec.types import (
+    CaseRecord,
+    DeviceKey,
+    InputShape,
+    Interval,
+    RunRecord,
+    RuntimeComparison,
+    RuntimeModel,
+    Samples,
+    ShapeProfile,
+)
 
 
 def run_of(*cases: CaseRecord) -> RunRecord:
@@ -70,18 +80,27 @@ def test_a_case_without_times_is_reported_as_not_timed() -> None:
     assert compare_one(changed(faster_case(), latency=untuned), faster_case()).word == "not timed"
 
 
+def profile_of(batch: int) -> ShapeProfile:
+    return ShapeProfile(shapes={"x": InputShape.of((batch, 16))})
+
+
 @pytest.mark.parametrize(
     ("after", "words"),
     [
         (changed(faster_case(), device=DeviceKey(key="another")), "device of squeezenet::default"),
         (changed(faster_case(), target="tensorrt-10"), "backend of squeezenet::default"),
         (changed(faster_case(), latency=replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
+        (
+            changed(faster_case(), profiles=(profile_of(8),)),
+            "shapes of squeezenet::default is x 4x16 in A and x 8x16",
+        ),
         (alone_case(), "no case in common"),
     ],
 )
 def test_runs_of_other_settings_or_cases_are_refused(after: CaseRecord, words: str) -> None:
+    before = changed(faster_case(), profiles=(profile_of(4),))
     with pytest.raises(StateError, match=words):
-        compare_runs(run_of(faster_case()), run_of(after))
+        compare_runs(run_of(before), run_of(after))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])

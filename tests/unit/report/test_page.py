@@ -69,6 +69,15 @@ def test_the_reason_of_an_inconclusive_check_is_below_the_summary_table() -> Non
     assert f"{result.id} inconclusive: no baseline" in text
 
 
+def test_an_sqnr_just_below_its_limit_is_written_below_it() -> None:
+    case = faster_case()
+    outputs = tuple(replace(out, sqnr_db=19.996) for out in case.evidence.parity.outputs)
+    evidence = replace(case.evidence, parity=replace(case.evidence.parity, outputs=outputs))
+    text = summary_table(replace(sample_run(), cases=(replace(case, evidence=evidence),)))
+    assert " 19.996 < 20 " in text
+    assert "its SQNR of 19.996 dB is below 20 dB" in text
+
+
 # ---- HTML ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from sessions import contents, interrupted
 
 from qdqspec.app.preparation.stored import JOURNAL
+from qdqspec.app.report.write import write_results
 from qdqspec.errors import OutputError
 
 SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
@@ -131,3 +134,39 @@ def test_a_damaged_line_of_the_journal_drops_only_it_and_later_ones(open_session
     assert f"its first {len(lines) - 1} lines are kept" in warning_text
     assert journal.read_bytes().startswith(b"".join(lines[:-1]))
     assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
+
+
+@pytest.mark.parametrize("asked", ["measure", "verify", "winner", "other"])
+def test_a_result_is_written_beside_the_model_it_describes(open_session, case, asked: str) -> None:
+    """Of modes that search nothing, and of another placement than the winner."""
+    first = open_session()
+    found = first.search(case)
+    folder = first.output(case)
+    (folder / "tuned.onnx").write_text("another model")
+    other = found.trials[0].placement
+    schemes = {"winner": found.winner.digest, "other": other.digest}
+    words = {"scheme": schemes[asked]} if asked in schemes else {"mode": asked}
+    session = open_session(**words)
+    session.search(case)
+    write_results(session.record())
+    if asked == "other":
+        assert not (folder / "result.json").exists()
+        folder /= other.digest
+    described = json.loads((folder / "result.json").read_text())["scheme"]["digest"]
+    placed = json.loads((folder / "scheme.json").read_text())["digest"]
+    assert placed == described == schemes.get(asked, found.winner.digest)
+    ops = [node.op_type for node in onnx.load(folder / "tuned.onnx").graph.node]
+    assert ("QuantizeLinear" in ops) == (asked != "other")
+
+
+def test_names_in_the_table_of_layers_are_one_line_and_no_formula(open_session, case, project: Path) -> None:
+    proto = onnx.load(project / "chain.onnx")
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"=1+{number}\n"
+    onnx.save(proto, project / "chain.onnx")
+    session = open_session()
+    session.search(case)
+    with (session.output(case) / "layers.csv").open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert any(cell.startswith("'=1+") for cell in cells)
+    assert not [cell for cell in cells if cell.startswith("=") or "\n" in cell]

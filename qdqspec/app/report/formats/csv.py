@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Callable, Mapping
 
-from qdqspec._core.units import origin_text, plain
+from qdqspec._core.units import cell_text, origin_text, plain
 from qdqspec.types import CaseRecord, RunRecord
 
 
@@ -91,12 +91,10 @@ class CsvFormat:
 
 
 def _cell(value: object) -> str:
-    """One printable line. Text that a spreadsheet would evaluate as a formula gets an apostrophe in front."""
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):
-        line = plain(value)
-        return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
+        return cell_text(value)
     return "" if value is None else plain(value)
 
 
