@@ -108,9 +108,10 @@ def _require_space(path: Path) -> None:
 class WeightStore:
     """A file of tensor bytes in ``folder`` that models saved there refer to. It only grows.
 
-    Equal bytes are stored once. A file of an earlier run is kept, since models may refer to it, and bytes at
-    its beginning that equal those to write are not written again. ``base`` is the folder that external data
-    of the tensors given is relative to. Only one writer at a time.
+    Equal bytes of one type are stored once: TensorRT's parser refuses tensors of two types in one place. A file of
+    an earlier run is kept, since models may refer to it, and bytes at its beginning that equal those to write are
+    not written again. ``base`` is the folder that external data of the tensors given is relative to. Only one
+    writer at a time.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class WeightStore:
         self.path = folder / file_name
         self._base = base
         self._threshold = threshold_bytes
-        self._places: dict[bytes, int] = {}  # offsets by digest of the bytes
+        self._places: dict[tuple[int, bytes], int] = {}  # offsets by type and digest of the bytes
         self._cursor = 0
         try:
             self.path.touch()
@@ -134,8 +135,8 @@ class WeightStore:
         if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
             return with_own_bytes(tensor, self._base)
         data = tensor_bytes(tensor, self._base)
-        digest = hashlib.blake2b(data, digest_size=20).digest()
-        if digest not in self._places:
+        key = tensor.data_type, hashlib.blake2b(data, digest_size=20).digest()
+        if key not in self._places:
             try:
                 with self.path.open("r+b") as file:
                     file.seek(self._cursor)
@@ -145,9 +146,9 @@ class WeightStore:
                         file.write(data)
             except OSError as error:
                 raise unwritable("the weights' file", self.path, error) from None
-            self._places[digest] = self._cursor
+            self._places[key] = self._cursor
             self._cursor = _align(self._cursor + len(data))
-        return _refer(_bare(tensor), self.path.name, self._places[digest], len(data))
+        return _refer(_bare(tensor), self.path.name, self._places[key], len(data))
 
 
 def _align(offset: int) -> int:

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from qdqspec.backends._source import Source
 from qdqspec.errors import BackendError
-from qdqspec.graph import QDQ_OPS, Model
+from qdqspec.graph import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import HEAVY
 from qdqspec.types import LayerTime
 
@@ -50,10 +50,11 @@ _TACTICS = (
 )
 _CONVERTING = frozenset({"Reformat", "MyelinReformat", "NoOp"})
 _COPY_NODE = "Reformatting CopyNode for "
-# Myelin's layer types: kernels generated from code, kernels of one product, and synchronization of streams.
+# Myelin's layer types: kernels generated from code, kernels of one product, and what is between kernels:
+# synchronization of streams, jumps of If and Loop and their counters, sizes of dynamic shapes.
 _GENERATED = "kgen"
 _PRODUCTS = frozenset({"correlation", "deconv", "gemm", "runtime_fusion"})
-_STREAMS = frozenset({"signal", "wait"})
+_CONTROL = frozenset({"TrainStation", "cjmp", "jmp", "memset", "shape_call", "signal", "wait"})
 # A generated kernel whose name has a convolution or product before the first conversion: it multiplies what it reads.
 _MULTIPLIES = re.compile(r"__myl_(?:(?!Cast)[A-Z][a-z]*?)*?(?:Corr|Fc)(?=[A-Z_])")
 
@@ -136,8 +137,9 @@ def parse_layers(
     ``Layers:`` of a build. ``profile`` is the output of ``--exportProfile`` or a list of ``{"name", "averageMs"}``.
     ``model`` is the ONNX model the engine was built from, pairs included: with it every name is a name of the model,
     without it names are split by their syntax. Pairs that were not fused are boundaries with ``op_type``
-    ``QuantizeLinear`` or ``DequantizeLinear``. Synchronization of streams is left out if it took no time.
-    Raises `BackendError` if a text cannot be read.
+    ``QuantizeLinear`` or ``DequantizeLinear``. Without times, those of the optimization profile with the fewest integer
+    kernels are given: so many are in each. Entries that are no kernels, such as synchronization and jumps, are left out
+    if they took no time. Raises `BackendError` if a text cannot be read.
     """
     graph = read_graph(graph_json)
     names = EngineNames(model)
@@ -145,6 +147,32 @@ def parse_layers(
     io = (entry for each in lists if isinstance(each, list) for entry in each)
     ends = names.tensors(str(e.get("Name", "")) if isinstance(e, Mapping) else str(e) for e in io)[:1]
     timed = tuple(_times(read_layers(graph), read_profile(profile), profiled=profile is not None))
+    profiles = [timed] if profile is not None else _by_profile(timed)
+    return min(
+        (_layer_times(part, names, ends) for part in profiles),
+        key=lambda found: sum(one.integer for one in found),
+    )
+
+
+_Timed: TypeAlias = Sequence[tuple[Layer, float]]
+
+
+def _by_profile(timed: _Timed) -> list[_Timed]:
+    """The layers of each optimization profile: its number is in names of a layer, or of its graph in Myelin."""
+    graphs = [(_MYELIN_GRAPH.search(layer.name) or (layer.name,))[0] for layer, _ in timed]
+    profiles: dict[str, str] = {}
+    for graph, (layer, _) in zip(graphs, timed, strict=True):
+        tensors = (*layer.inputs, *layer.outputs)
+        for found in filter(None, map(_LATER.search, (layer.name, *(tensor.name for tensor in tensors)))):
+            profiles[graph] = found[0]
+    parts: dict[str, list[tuple[Layer, float]]] = {}
+    for graph, each in zip(graphs, timed, strict=True):
+        parts.setdefault(profiles.get(graph, ""), []).append(each)
+    return list(parts.values()) or [()]
+
+
+def _layer_times(timed: _Timed, names: EngineNames, ends: tuple[str, ...]) -> tuple[LayerTime, ...]:
+    """The layers of one optimization profile in names of the model."""
     named = [names.of_layer(layer.name, layer.metadata) for layer, _ in timed]
     # The kernel of each heavy operator of the model. Generated kernels before and after it list the operator too, since
     # they quantize its inputs or scale its result. An operator that only such kernels list is in the first.
@@ -158,7 +186,7 @@ def parse_layers(
     found = []
     for index, (layer, milliseconds) in enumerate(timed):
         if (
-            milliseconds or layer.layer_type not in _STREAMS
+            milliseconds or layer.layer_type not in _CONTROL
         ):  # without heavy nodes whose inputs it only prepares
             nodes = tuple(node for node in named[index] if kernels.get(node, index) <= index)
             found.append(_layer_time(layer, milliseconds, nodes, names, ends))
@@ -312,14 +340,18 @@ _SEPARATORS = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _FOREIGN = re.compile(r"\{ForeignNode\[((?:(?!\{ForeignNode\[).)*?)\]\}")
 _JOINTS = re.compile(r" \+ | \|\| ")
 _PROFILE = re.compile(r" \[profile \d+\]$")
+_LATER = re.compile(r" \[profile [1-9]\d*\]")
 _CLONE = re.compile(r"_clone_\d+$")
 _MYELIN = re.compile(r"_myl\d+_\d+$")
+_MYELIN_GRAPH = re.compile(r"_myl\d+(?=_\d+$)")
 _COUNTED = re.compile(r"_\d+$")
 _INSERTED = re.compile(
     r"^(?:\(Unnamed Layer\*|__my|Reformatting CopyNode |copied_|(?:un)?squeeze_|reshape_(?:before|after)_|ONNXTRT_)"
 )
 _PAIR = re.compile(r"(de)?quant(?:ize)?_?linear", re.IGNORECASE)
 _POINTWISE = "PWN("
+# Behind the name of a node in a branch: | NAME OF THE BODY (then_branch) | NAME OF THE IF (If)
+_BRANCH = re.compile(r" \| [^|]* \((then_branch|else_branch)\) \| (.*?) \(If\)(?= \| |$)")
 _INNER_TENSOR = re.compile(r"^Reformatted (?:In|Out)put Tensor |^__my|_myl\d+$|^\(Unnamed Layer\*|^l2_cache_")
 
 
@@ -335,6 +367,12 @@ def metadata_names(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def _own_names(node: Node) -> tuple[str, ...]:
+    """A node's name in its graph; without one the parser names it after its first output."""
+    own, *made = (name.removeprefix(f"{node.scope}/") for name in (node.name, *node.outputs[:1]))
+    return (f"node_of_{made[0]}", made[0]) if own.startswith(f"{node.op_type}#") and made else (own,)
+
+
 class EngineNames:
     """Finds nodes and tensors, in a model if there is one, else by the syntax of names."""
 
@@ -344,15 +382,26 @@ class EngineNames:
         self._nodes = {} if model is None else model.by_name
         self._called = {name: name for name in self._nodes}  # TensorRT's name of a node: the model's
         for node in self._nodes.values():
-            if not node.proto.name and node.outputs:  # the parser names it after its first output
-                self._called.setdefault(node.outputs[0], node.name)
-                self._called.setdefault(f"node_of_{node.outputs[0]}", node.name)
+            for called in self._engine_names(node):
+                self._called.setdefault(called, node.name)
+
+    def _engine_names(self, node: Node) -> Iterator[str]:
+        """The parser's names of a node: its own, and behind it the branches of If around it; Loop and Scan add none."""
+        around, inner = "", node
+        while (owner := self._nodes.get(inner.scope.rpartition("/")[0])) is not None:
+            if owner.op_type == "If":
+                around += f"|{inner.scope.rpartition('/')[2]}|{_own_names(owner)[0]}"
+            inner = owner
+        return (own + around for own in _own_names(node))
 
     def of_layer(self, name: str, metadata: str) -> tuple[str, ...]:
-        """Every node of a layer, pairs included: from its metadata, else from its own name."""
+        """Every node of a layer, pairs included, but no If around them: from its metadata, else from its own name."""
         if in_metadata := metadata_names(metadata):
-            known = (self._called.get(entry) for entry in in_metadata)
-            return tuple(node for node in known if node) if self._model else in_metadata
+            known = (self._called.get(_BRANCH.sub(r"|\1|\2", entry)) for entry in in_metadata)
+            nodes = [node for node in known if node]
+            scopes = [self._nodes[node].scope for node in nodes]
+            inner = (node for node in nodes if not any(scope.startswith(f"{node}/") for scope in scopes))
+            return tuple(inner) if self._model else in_metadata
         return tuple(dict.fromkeys(self._from_name(_CLONE.sub("", plain_name(name)))))
 
     def is_pair(self, node: str) -> bool:

@@ -308,6 +308,69 @@ def test_a_kernel_before_that_of_its_operator_only_prepares_it(tmp_path):
     assert groups_of((first, second, third)) == (("Conv#0",), ("relu",))
 
 
+def test_of_several_shape_profiles_that_with_the_fewest_integer_kernels_is_read(tmp_path):
+    """Each lists every kernel; names that the compiler makes hold only the number of their graph."""
+    later = (
+        row("__myl_MoveConc_myl1_0", "kgen", ("node_of_a",)),
+        row("node_of_a [profile 1]_myl1_1", "correlation", ("node_of_a", "dq"), constants=("Float",)),
+        row("__myl_AddRelu_myl1_2", "kgen", ("node_of_a", "relu")),
+    )
+    model = load_model(saved(tmp_path / "padded.onnx", PADDED_MODEL))
+    for rows, integer in ((later, 0), (PADDED.splitlines()[1:4], 1)):
+        again = [
+            line.replace("node_of_a_myl0", "node_of_a [profile 1]_myl1").replace("myl0", "myl1")
+            for line in rows
+        ]
+        found = parse_layers(listed(*PADDED.splitlines()[1:4], *again), model=model)
+        assert (len(found), sum(layer.integer for layer in found)) == (3, integer)
+
+
+BODIES = """g (float[2,2] x, bool c, int64 n) => (float[2,2] y)
+    <float[2,2] w = {1,2,3,4}, float s = {0.1}, int8 z = {0}> {
+    [outer] a = If (c) <
+        then_branch = one () => (float[2,2] t) {
+            [q] xq = QuantizeLinear(x, s, z)  [dq] xd = DequantizeLinear(xq, s, z)  t = MatMul(xd, w)
+        },
+        else_branch = two () => (float[2,2] e) {
+            e = If (c) <
+                then_branch = three () => (float[2,2] u) { [mm] u = MatMul(x, w) },
+                else_branch = four () => (float[2,2] v) { [mm] v = Neg(x) }
+            >
+        }
+    >
+    [loop] y = Loop (n, c, a) <
+        body = five (int64 i, bool k, float[2,2] p) => (bool m, float[2,2] r) { m = Identity(k)  [mm] r = MatMul(p, w) }
+    >
+}"""
+
+
+def test_nodes_of_bodies_are_those_of_the_model(tmp_path):
+    """Metadata names the branches of If around a node, and each If too; it names no loop. A jump is no kernel."""
+    within, inner = "two (else_branch) | outer (If)", "node_of_e | two (else_branch) | outer (If)"
+    read = listed(
+        row(
+            "__myl_MulMinMaxRounCast_myl0_0",
+            "kgen",
+            ("outer", "q | one (then_branch) | outer (If)"),
+            writes="Int8",
+        ),
+        row(
+            "a_myl0_1",
+            "gemm",
+            ("outer", "node_of_t | one (then_branch) | outer (If)"),
+            "Int8",
+            constants=("Int8",),
+        ),
+        row("b_myl0_2", "gemm", ("outer", inner, f"mm | three (then_branch) | node_of_e (If) | {within}")),
+        row("c_myl0_3", "gemm", ("mm",)),
+    )
+    first, *others = parse_layers(read, model=load_model(saved(tmp_path / "bodies.onnx", BODIES)))
+    assert (first.boundary, first.tensors) == (True, ("x",))
+    nodes = ("outer/then_branch/MatMul#0", "outer/else_branch/If#0/then_branch/mm", "loop/body/mm")
+    assert [layer.nodes for layer in others] == [(node,) for node in nodes]
+    assert [layer.integer for layer in others] == [True, False, False]
+
+
 def test_a_convolution_in_generated_code_computes_in_the_type_that_it_reads(tmp_path):
     """It is one kernel with the operators behind it, which convert and quantize its result."""
     model = load_model(saved(tmp_path / "padded.onnx", PADDED_MODEL))

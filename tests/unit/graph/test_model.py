@@ -243,6 +243,8 @@ def test_equal_bytes_are_stored_once_and_aligned_also_in_the_file_of_an_earlier_
     assert int(place(second)["offset"]) % 64 == 0
     size = store.path.stat().st_size
     assert size == int(place(second)["offset"]) + 2000
+    other = numpy_helper.from_array(np.frombuffer(floats("a", 500).raw_data, np.int8), "d")
+    assert int(place(store.externalize(other))["offset"]) >= size  # a type of its own
     assert (again.name, again.dims, again.data_type) == ("c", [500], TensorProto.FLOAT)
     resumed = WeightStore(tmp_path)
     assert place(resumed.externalize(floats("a", 500))) == place(first)
