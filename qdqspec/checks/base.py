@@ -193,7 +193,7 @@ def verdict_of_limits(
     return verdict(outcome, decisive.headline, budget, *sections, numbers=numbers, advice=advice)
 
 
-def raised(error: Exception) -> Verdict:
+def raised(error: BaseException) -> Verdict:
     """The verdict of a check whose data, metric or backend raised an error."""
     kind, what, cure = f"{type(error).__name__}: ", str(error), ""
     if isinstance(error, QdqspecError):

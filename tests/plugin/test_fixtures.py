@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 CHECK = "specs/a.qdq.yaml::int8-b8::parity"
@@ -32,6 +34,23 @@ def test_overridden_fixtures_change_the_judged_case(project):
     project.run(CHECK).assert_outcomes(passed=1)
     assert project.calls()[0] == "judge int8-b8::parity mine.npz other.onnx"
     assert (project.path / "metrics.txt").read_text() == "recall"
+
+
+@pytest.mark.parametrize(
+    ("body", "headline"),
+    [
+        ("raise OSError('no network')", "not judged: OSError: no network"),
+        ("pytest.fail('old labels')", "not judged: Failed: old labels"),  # no Exception
+        ("return {'x': [1.0]}", "not judged: fixture 'qdq_calibration' returned dict"),
+    ],
+)
+def test_an_error_in_a_fixture_is_a_failed_check_of_the_record(project, body, headline):
+    project.add_to_conftest(f"\n\n@pytest.fixture\ndef qdq_calibration():\n    {body}\n")
+    result = project.run(CHECK, "--qdq-json=record.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["a::int8-b8 *parity FAIL"])
+    (case,) = json.loads((project.path / "record.json").read_text())["cases"]
+    assert [check["headline"] for check in case["checks"]] == [headline]
 
 
 def test_plain_tests_about_a_case_have_the_model_and_data_of_overridden_fixtures(project):

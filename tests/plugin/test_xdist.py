@@ -74,3 +74,25 @@ def test_ctrl_c_prints_how_to_resume(project):
     result = project.run_apart("-n", "2", "-p", "interrupting", "specs")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["  pytest *-n 2 -p interrupting specs"])
+
+
+CRASHING = """
+import os
+from pathlib import Path
+
+def pytest_runtest_setup(item):
+    if item.nodeid == "specs/a.qdq.yaml::int8-b8::parity" and not Path("crashed").exists():
+        Path("crashed").touch()
+        os._exit(1)
+"""
+
+
+def test_after_the_crash_of_a_worker_its_results_are_reported_and_the_last_check_runs(project):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    project.add_to_conftest(CRASHING)
+    words = ("-n", "1", "--qdq-json=record.json", "specs")
+    result = project.pytester.runpytest_subprocess(*words, timeout=60)
+    result.stdout.fnmatch_lines(["a::int8-b1 *2 passed", "a::int8-b8 *speedup FAIL, 1 passed"])
+    record = json.loads((project.path / "record.json").read_text())
+    assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
+    assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -20,7 +20,7 @@ from qdqspec.app.cases import is_spec
 from qdqspec.app.plugin import fixtures, hooks, state, summary
 from qdqspec.app.plugin._compat import is_worker
 from qdqspec.app.plugin.collect import CheckItem, PythonSpecFile, SpecFile
-from qdqspec.app.plugin.run import without_traceback
+from qdqspec.app.plugin.run import CheckFailed, without_traceback
 from qdqspec.errors import ConfigError
 
 PYTHON_SPECS = "spec_*.py"
@@ -116,19 +116,35 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print verdicts and input errors without a traceback, and place skips in the spec."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Print verdicts and input errors without a traceback, place skips in the spec, and record errors of fixtures."""
     report = yield
-    if isinstance(item, CheckItem) and call.excinfo is not None:
+    if not isinstance(item, CheckItem):
+        return report
+    found, fixtures_of_item = state.state_of(item.config), dict[str, Any](item.funcargs)
+    if "qdq_session" in fixtures_of_item:  # also if a later fixture failed
+        found.add_session(fixtures_of_item["qdq_session"])
+    if call.excinfo is not None:
         path, line, _ = item.reportinfo()
         error = call.excinfo.value
         if isinstance(error, pytest.skip.Exception):
             report.longrepr = (str(path), line + 1, f"Skipped: {error.msg}")
         elif report.failed:
             report.longrepr = without_traceback(error, path, line + 1) or report.longrepr
+            if call.when != "teardown" and not isinstance(error, CheckFailed):
+                found.note_error(item.case, item.check, state.settings_of(item.config).backend, error)
+    elif call.when == "call":  # repeated by pytest-rerunfailures, after an error
+        found.errors.pop((state.name_of(item.case), item.check.id), None)
+    if call.when == "teardown" and is_worker(item.config):
+        report.qdqspec = state.case_so_far(item.config, item.case)
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_from_serializable(config: pytest.Config, data: dict[str, Any]) -> None:
+    """Receive the record of a case with the report of a check from a worker of pytest-xdist."""
+    if sent := data.pop("qdqspec", None):
+        state.receive_case(config, sent)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:

@@ -21,7 +21,7 @@ from qdqspec.app.cases import find_case
 from qdqspec.app.cluster import open_session
 from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
-from qdqspec.app.plugin.run import model_path, show_progress
+from qdqspec.app.plugin.run import model_path, show_progress, with_calibration
 from qdqspec.app.plugin.state import settings_of, state_of
 from qdqspec.types import (
     Case,
@@ -121,8 +121,8 @@ def _qdq_judged_case(
     request: pytest.FixtureRequest, _qdq_the_case: Case, qdq_calibration: DataSource | None
 ) -> Case:
     """The case with the model and the calibration data of the fixtures, as its checks judge it."""
-    inputs = replace(_qdq_the_case.inputs, calibration=qdq_calibration)
-    return replace(_qdq_the_case, inputs=inputs, model=model_path(request, _qdq_the_case))
+    case = with_calibration(_qdq_the_case, qdq_calibration)
+    return replace(case, model=model_path(request, case))
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from qdqspec._core.config import Settings
 from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw
 from qdqspec._core.units import origin_text
 from qdqspec.app.plugin._compat import is_worker, located_text, reporter_of, uncaptured
-from qdqspec.app.plugin.state import name_of, settings_of, state_of
-from qdqspec.errors import ModelError, QdqspecError, SpecError
-from qdqspec.types import Case, CheckResult, DataSource, Evidence, Loader, Metric, Verdict
+from qdqspec.app.plugin.state import name_of, settings_of
+from qdqspec.errors import DataError, ModelError, QdqspecError, SpecError
+from qdqspec.types import Case, CheckResult, Data, DataSource, Evidence, Loader, Metric, Verdict
 
 if TYPE_CHECKING:
     from qdqspec.app.plugin.collect import CheckItem
@@ -57,10 +57,8 @@ def run_check(
     item: CheckItem = request.node
     qdq_backend = item.case.backend or qdq_backend
     settings = settings_of(item.config)
-    state_of(item.config).add_session(qdq_session)
     _skip_unless(item.case, qdq_backend, qdq_session)
-    inputs = replace(item.case.inputs, calibration=qdq_calibration)
-    case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
+    case = replace(with_calibration(item.case, qdq_calibration), metrics=qdq_metrics, loaders=qdq_data)
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.planned(replace(case, checks=(item.check,))).text}")
     available = qdq_session.availability(case)
@@ -71,16 +69,13 @@ def run_check(
         if "device" in settings.require:
             raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
         pytest.skip(reason)
-    try:
-        case = replace(case, model=model_path(request, case))
-    except QdqspecError as problem:
-        qdq_session.fail(case, item.check, problem)
-        raise
+    case = replace(case, model=model_path(request, case))
     with show_progress(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
     found = (record.evidence for record in qdq_session.record().cases)
     evidence = next((one for one in found if name_of(one.case) == name_of(case)), None)
-    item.user_properties.extend(properties(result, evidence))
+    # by name: pytest-rerunfailures runs one item several times
+    item.user_properties[:] = (dict(item.user_properties) | dict(properties(result, evidence))).items()
     _conclude(item, result, settings, evidence)
 
 
@@ -104,6 +99,19 @@ def fulfils(value: str | None, comparison: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return value is not None and SpecifierSet(comparison).contains(value)
+
+
+def with_calibration(case: Case, given: DataSource | str | None) -> Case:
+    """The case with the calibration data of fixture ``qdq_calibration``, which a conftest may have replaced."""
+    if not isinstance(given, Path | Data | str | None):
+        raise DataError(
+            f"fixture 'qdq_calibration' returned {type(given).__name__}",
+            where=case.name,
+            cure="return the path of the data; for arrays name a loader in the spec, {loader: NAME}, and define it "
+            "in fixture qdq_data",
+        )
+    data = Path(given) if isinstance(given, str) else given
+    return replace(case, inputs=replace(case.inputs, calibration=data))
 
 
 def model_path(request: pytest.FixtureRequest, case: Case) -> Path:

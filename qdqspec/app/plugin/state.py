@@ -21,7 +21,7 @@ from qdqspec._core.records import from_data, to_data
 from qdqspec.app.cases import find_specs, is_spec, load_cases
 from qdqspec.app.plugin._compat import is_worker
 from qdqspec.errors import OutputError, QdqspecError
-from qdqspec.types import Case, CaseRecord, Evidence, RunRecord
+from qdqspec.types import Case, CaseRecord, CheckResult, CheckSpec, DeviceKey, Evidence, RunRecord
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
@@ -78,7 +78,8 @@ class RunState:
 
     ``unfinished`` counts the selected checks of each case that did not run yet, ``finished`` are the cases that
     `pytest_qdq_case_finished` was called for. ``obsolete`` are baseline entries that no check uses. ``troubles`` are
-    errors that are reported with the results, and make the run fail.
+    errors that are reported with the results, and make the run fail. ``errors`` are failed checks that the session has
+    not recorded: an error in a fixture, ``pytest.fail`` in a metric, a timeout of pytest-timeout.
     """
 
     sessions: list[Session] = field(default_factory=list)
@@ -86,9 +87,11 @@ class RunState:
     finished: set[CaseName] = field(default_factory=set)
     obsolete: set[tuple[Path, Name]] = field(default_factory=set)
     troubles: list[str] = field(default_factory=list)
+    errors: dict[tuple[CaseName, str], CaseRecord] = field(default_factory=dict)
     interrupted: bool = False
     # of workers of pytest-xdist
-    received: list[RunRecord] = field(default_factory=list)
+    judged: dict[tuple[str, CaseName], RunRecord] = field(default_factory=dict)  # by worker: a case so far
+    received: list[RunRecord] = field(default_factory=list)  # all of a worker, from its end
     renewals: list[Renewal] = field(default_factory=list)
     annotations: list[str] = field(default_factory=list)
     # made at the end
@@ -101,13 +104,26 @@ class RunState:
         if not any(session is other for other in self.sessions):
             self.sessions.append(session)
 
+    def note_error(self, case: Case, check: CheckSpec, backend: str, error: BaseException) -> None:
+        """Record a check as failed with an error that its session may not have seen."""
+        from qdqspec.checks import raised
+
+        name = case.backend or backend
+        evidence = Evidence(case=case, backend=name, target=name, device=DeviceKey(key=""), model_sha256="")
+        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=raised(error))
+        self.errors[name_of(case), check.id] = CaseRecord(evidence=evidence, results=(result,))
+
     def own_record(self) -> RunRecord | None:
         """The record of this process. The folders of a case are known only in its own process."""
-        return merge_records([session.record() for session in self.sessions])
+        records = [session.record() for session in self.sessions]
+        if records and self.errors:
+            records.insert(0, replace(records[0], cases=tuple(self.errors.values()), runtimes=()))
+        return merge_records(records)
 
     def whole_record(self) -> RunRecord | None:
         """The record of this run over all processes; ``None`` if nothing was judged."""
-        return merge_records([*self.received, *(session.record() for session in self.sessions)])
+        own = self.own_record()
+        return merge_records([*self.judged.values(), *self.received, *([own] if own else [])])
 
     def all_renewals(self) -> list[Renewal]:
         """The baseline entries to write, of all processes."""
@@ -128,21 +144,18 @@ def name_of(case: Case) -> CaseName:
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
-    """Merge the parts of a run's record, sorted by case; a case whose checks ran in several processes is joined."""
+    """Merge the parts of a run's record, sorted by case; parts of a case are joined, and the last result counts."""
     cases: dict[CaseName, CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
         name = name_of(piece.evidence.case)
-        first = cases.setdefault(name, piece)
-        if first is piece:
-            continue
+        earlier = cases.get(name, piece)
         missing = {
-            field.name: getattr(piece.evidence, field.name)
+            field.name: getattr(earlier.evidence, field.name)
             for field in fields(Evidence)
-            if getattr(first.evidence, field.name) in (None, (), {})
+            if getattr(piece.evidence, field.name) in (None, "", (), {}, DeviceKey(key=""))
         }
-        known = {result.id for result in first.results}
-        added = tuple(result for result in piece.results if result.id not in known)
-        cases[name] = CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
+        results = {result.id: result for result in (*earlier.results, *piece.results)}
+        cases[name] = CaseRecord(evidence=replace(piece.evidence, **missing), results=tuple(results.values()))
     if not cases:
         return None
     return RunRecord(
@@ -155,6 +168,27 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
 
 
 # ---- pytest-xdist --------------------------------------------------------------------------------
+
+
+def case_so_far(config: pytest.Config, case: Case) -> str | None:
+    """In a worker: the record of a case so far, for the controller: a worker that ends early sends no other."""
+    record = state_of(config).own_record()
+    if record is None:
+        return None
+    from qdqspec.app.report.record import record_to_json
+
+    cases = tuple(each for each in record.cases if name_of(each.evidence.case) == name_of(case))
+    worker: Any = config
+    sent = [worker.workerinput["workerid"], *name_of(case), record_to_json(replace(record, cases=cases))]
+    return json.dumps(sent)
+
+
+def receive_case(config: pytest.Config, sent: str) -> None:
+    """In the controller: receive the record of a case so far."""
+    from qdqspec.app.report.record import record_from_json
+
+    worker, spec, case, record = json.loads(sent)
+    state_of(config).judged[worker, (spec, case)] = record_from_json(record)
 
 
 def hand_over(config: pytest.Config) -> None:
@@ -222,6 +256,19 @@ def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | No
 
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid, one_unit)
+
+        def remove_node(self, node: Any) -> Any:
+            """Remove a worker; after a crash, its finished units are not assigned again, as units without tests."""
+            units = self.assigned_work[node].items()
+            self.assigned_work[node] = {name: unit for name, unit in units if not all(unit.values())}
+            return super().remove_node(node)
+
+        def schedule(self) -> None:
+            """Assign units. A worker waits until it has two tests, or the end, also one that replaces another."""
+            super().schedule()
+            for node in self.nodes if self.collection else ():
+                while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                    self._reschedule(node)
 
     return CaseScheduling(config, log)
 

@@ -262,7 +262,7 @@ def verdict_word(result: CheckResult) -> str:
 
 def _footer_text(record: RunRecord) -> str:
     found = [case.evidence for case in record.cases]
-    devices = dict.fromkeys(f"{plain(e.target)} on {plain(e.device.key)}" for e in found if not e.skipped)
+    devices = dict.fromkeys(f"{plain(e.target)} on {plain(e.device.key)}" for e in found if e.device.key)
     clocks = dict.fromkeys(e.latency.clock for e in found if e.latency)
     first = "; ".join(devices) or "No case ran"
     if clocks:

@@ -369,7 +369,8 @@ def metadata_names(metadata: str) -> tuple[str, ...]:
 
 def _own_names(node: Node) -> tuple[str, ...]:
     """A node's name in its graph; without one the parser names it after its first output."""
-    own, *made = (name.removeprefix(f"{node.scope}/") for name in (node.name, *node.outputs[:1]))
+    body = f"{node.scope}/" if node.scope else ""
+    own, *made = (name.removeprefix(body) for name in (node.name, *node.outputs[:1]))
     return (f"node_of_{made[0]}", made[0]) if own.startswith(f"{node.op_type}#") and made else (own,)
 
 
