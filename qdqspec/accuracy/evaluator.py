@@ -50,8 +50,7 @@ class Evaluator:
     count. ``reference`` builds the model to compare with, which runs on a sample when that is needed, and again if its
     outputs exceed `HELD_BYTES`. At most ``samples`` of the ``feeds`` are used. ``few`` is the number of the first ones:
     more predict all data better, and each candidate runs on all of them. ``seconds`` is the time that an engine above a
-    limit may take for all data. If all data takes longer, a part of it decides as soon as its mean is ``errors``
-    standard errors from the limit: fewer decide sooner, and more often wrongly.
+    limit may take for all data. If all data takes longer, a part of it may decide; see `Powers.is_decided`.
     """
 
     def __init__(
@@ -62,9 +61,8 @@ class Evaluator:
         *,
         few: int = SAMPLES,
         seconds: float = math.inf,
-        errors: float = 4.0,
     ) -> None:
-        self._feeds, self._reference, self._seconds, self._errors = feeds, reference, seconds, errors
+        self._feeds, self._reference, self._seconds = feeds, reference, seconds
         self._held: dict[int, Mapping[str, Array]] = {}
         self._bytes = 0
         self._first = list(islice(feeds, min(few, samples)))
@@ -100,7 +98,7 @@ class Evaluator:
             if rest or times < 2 or times.bit_count() > 1:
                 return False
             whole_seconds = (time.monotonic() - started) * self.samples / found.samples
-            return found.is_decided(limit_db, self._errors, above=whole_seconds > self._seconds)
+            return found.is_decided(limit_db, above=whole_seconds > self._seconds)
 
         found = self._run(engine, self.samples, is_enough)
         return found.worst_db, found.samples >= self.samples
@@ -164,11 +162,11 @@ class Powers:
         others = {name: powers[:sample] + powers[sample + 1 :] for name, powers in self.powers.items()}
         return Powers(others, self.samples - 1)
 
-    def is_decided(self, limit_db: float, errors: float, *, above: bool, near_db: float = 0.5) -> bool:
+    def is_decided(self, limit_db: float, *, above: bool, errors: float = 4.0, near_db: float = 0.5) -> bool:
         """Whether these samples show that the worst output's SQNR over all is below a limit, or that it is above.
 
-        The mean over samples is so many standard errors from the limit then, and the SQNR is not within ``near_db`` of
-        it: a smaller distance decides sooner, and more often wrongly.
+        The mean over samples is ``errors`` standard errors from the limit then, and the SQNR is not within ``near_db``
+        of it: fewer errors and a smaller distance decide sooner, and more often wrongly.
         """
         if abs(self.worst_db - limit_db) < near_db:
             return False

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -161,17 +159,15 @@ class RehearsedMetric:
 class RehearsalOracle:
     """Predicts the SQNR that a search will measure: rehearsed on the first samples, plus two offsets.
 
-    ``built`` is the offset of builds, the effect of the backend; ``difference`` is that of all data. A placement near
-    the limit ``least_db`` is rehearsed on all data, or on as much of it as shows that it is below the limit. Near is
-    closer than the largest known difference, and than ``near_db``. If the model cannot be rehearsed, every answer is
-    ``None`` and ``note`` receives the reason.
+    ``built`` is the offset of builds, the effect of the backend. ``difference`` is that of all data, which the limits
+    of the search learn from builds. If the model cannot be rehearsed, every answer is ``None`` and ``note`` receives
+    the reason.
 
     ``left`` gives the seconds that the search has left to choose and build candidates; ``unlimited_seconds`` count as
     left of a search without a limit. Nothing new is rehearsed once they are over. The sensitivity analysis may take
     ``noise_share`` of them. If single pairs take longer, up to ``most_together`` neighbouring pairs are measured
     together; compositions then miss the limit more often. If half of that share, and ``noise_seconds``, is enough for
-    all samples, all are used. ``placement_share`` may go to one placement on all data: with less time, less data is
-    used. ``all_data_share`` is for all such placements, so that time for builds remains.
+    all samples, all are used.
     """
 
     rehearser: Rehearser
@@ -181,16 +177,12 @@ class RehearsalOracle:
     metric: RehearsedMetric | None = None
     least_db: float | None = None
     difference: Offset = field(default_factory=Offset)
-    near_db: float = 6.0
     unlimited_seconds: float = 300.0
     noise_share: float = 0.5
     noise_seconds: float = 30.0
     most_together: int = 64
-    placement_share: float = 0.1
-    all_data_share: float = 0.7
     built: Offset = field(default_factory=lambda: Offset(prior=True))
     _evaluator: Evaluator | None = None
-    _all_data_seconds: float = 0.0
     _noise: LabelNoise | None = None
     _known: dict[Placement, float | None] = field(default_factory=dict)  # rehearsed SQNR
     _refused: bool = False
@@ -347,37 +339,14 @@ class RehearsalOracle:
             note(self._missing)
 
     def _rehearsed(self, placement: Placement) -> float:
-        """The SQNR of a placement on the first samples; one near the limit is rehearsed on all data too.
-
-        Near is on either side of the limit, by its SQNR on the first samples. Its difference on all data is learned, if
-        there is time for it.
-        """
+        """The SQNR of a placement on the first samples."""
         rehearsal = self.rehearser.including(placement)
-        if self._evaluator is None:  # on as much of the data as a placement may be rehearsed on
-            subject, feeds = rehearsal.subject, rehearsal.subject.feeds()
-            for feed in islice(rehearsal.feeds(), 1):
-                rehearsal.engine(NO_PAIRS).run(feed)  # shows the time of a run
-            most = int(self.placement_share * self._seconds_left / max(rehearsal.run_seconds, 1e-6))
+        if self._evaluator is None:
+            subject = rehearsal.subject
             self._evaluator = Evaluator(
-                feeds,
+                subject.feeds(),
                 lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
-                sum(1 for _ in islice(feeds, max(most, subject.samples))),
+                subject.samples,
                 few=subject.samples,
-                errors=2.0,
             )
-        evaluator, engine, least_db = self._evaluator, rehearsal.engine(placement), self.least_db
-        few_db = evaluator.first(engine)
-        if least_db is None or evaluator.samples <= 2 * evaluator.few:
-            return few_db
-        # the difference known may be that of placements with another SQNR
-        limits = least_db, least_db - self.difference.at(least_db)
-        low_db, high_db = sorted(db - self.built.at(db) for db in limits)
-        near_db = min(self.difference.most_db, self.near_db)
-        started, spent, left = time.monotonic(), self._all_data_seconds, self._seconds_left
-        has_time = spent <= self.all_data_share * (left + spent)
-        if low_db - near_db <= few_db <= high_db + near_db and has_time:
-            offset = self.built.at(few_db)
-            all_db, _ = evaluator.near(engine, least_db - offset)
-            self.difference.learn(few_db + offset, all_db + offset, placement)
-            self._all_data_seconds += time.monotonic() - started
-        return few_db
+        return self._evaluator.first(rehearsal.engine(placement))

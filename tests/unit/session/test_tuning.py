@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chains import SHAPE
 from sessions import Open
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.corrections.find import FoundCorrections
-from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
-from qdqspec.accuracy.rehearsal import RehearsedEngine
+from qdqspec.accuracy.evaluator import Offset
 from qdqspec.app.session import Session
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.app.session.tuning import named, trials_of
@@ -147,31 +145,6 @@ def test_predictions_include_the_offset_of_builds_and_the_difference_of_all_data
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 1)  # half of the offset of one build
     oracle.difference.learn(rehearsed - 2, rehearsed - 3, everything)
     assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
-
-
-@pytest.fixture
-def late_noise(project: Path) -> None:
-    """The samples after the first few have less signal for the same noise."""
-    data = np.random.default_rng(0).normal(size=(40, *SHAPE[1:])).astype(np.float32)
-    data[SAMPLES:] *= 0.5
-    np.savez(project / "data.npz", x=data)
-
-
-@pytest.mark.usefixtures("late_noise")
-def test_near_the_limit_all_data_is_rehearsed(rehearsing: tuple[Rehearser, SchemeSpace]) -> None:
-    rehearser, space = rehearsing
-    runs, everything = rehearser.rehearsal, space.resolve(space.everything())
-    few_db = RehearsalOracle(rehearser, space, lambda _: None).predicted_db(everything)
-    feeds = list(runs.subject.feeds())
-    truth = Evaluator(feeds, lambda: RehearsedEngine(runs, space.resolve({})), len(feeds))
-    some = space.resolve(dict(list(space.everything().items())[1:]))
-    for placement in (everything, some):
-        truth_db = truth(RehearsedEngine(runs, placement))
-        oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=truth_db + 0.2)
-        assert oracle.predicted_db(placement) == pytest.approx(truth_db)
-    assert truth(RehearsedEngine(runs, everything)) < few_db - 1
-    short = RehearsalOracle(rehearser, space, lambda _: None, lambda: 1e-4, least_db=few_db)
-    assert short.predicted_db(everything) == pytest.approx(few_db)
 
 
 def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
