@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from qdqspec.search.base import Steps, profiled
@@ -19,10 +20,9 @@ def flip(search: Attribution) -> Steps[None]:
     energy, least = search.energy, search.least_gain
     while True:
         start = energy.codes_of(search.incumbent.placement)
-        most_ms = -least * energy.predict(start) if least else float("inf")
-        for block, code in (
-            (block, code) for added_ms, block, code in energy.changes(start) if added_ms <= most_ms
-        ):
+        most_ms = -least * energy.predict(start) if least else math.inf
+        changes = [change for change in energy.changes(start) if change[0] <= most_ms]
+        for _, block, code in changes:
             codes = start.copy()
             codes[block] = code
             placement = energy.placed(codes)

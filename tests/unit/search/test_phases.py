@@ -151,7 +151,7 @@ def test_the_mean_distance_from_the_optimum_is_small(strategy: str, mean: float)
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_block_with_which_nothing_builds_is_left_out_after_few_builds(*, is_named: bool) -> None:
-    """Single changes from the float model, by a belief about their times, came to 1.06 after 12 builds."""
+    """Single changes from the float model, by a belief about their times, came to 1.07 after 10 builds."""
     space = small_space()
     distances, built = [], []
     for unit in space.units:
