@@ -24,7 +24,7 @@ import onnx
 from qdqspec.app.report.record import case_from_json, read_record
 from qdqspec.checks.baselines import read_baseline
 from qdqspec.errors import QdqspecError
-from qdqspec.qdq.pattern_cache import read_cache
+from qdqspec.qdq.region_schemes import PatternCache
 from qdqspec.qdq.scheme_file import read_scheme
 
 SPECS = Path(__file__).parents[1] / "specs"
@@ -203,7 +203,7 @@ def left_behind(project: Project) -> list[str]:
 def _reader(path: Path) -> Callable[[Path], object] | None:
     by_name: dict[str, Callable[[Path], object]] = {
         "scheme.json": read_scheme,
-        "patterns.yaml": read_cache,
+        "patterns.yaml": PatternCache.read,
         "result.json": lambda p: case_from_json(json.loads(p.read_text())),
         "run.json": read_record,
         "study.json": lambda p: json.loads(p.read_text()),

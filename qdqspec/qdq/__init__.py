@@ -1,9 +1,9 @@
 """Q/DQ pairs in models. Each part imports the parts above it.
 
-- Numbers: `formats`, `ranges`, `scales`, `calibrate`, `quantizer`. `capabilities`: the support of a backend.
-- The search space: `units`, `unit_finder`, `search_space`; `judging` has the reasons against other operators.
+- Numbers: `formats`, `ranges`, `calibrate`, `quantizer`. `capabilities`: the support of a backend.
+- The search space: `units`, `unit_finder`, `search_space`, with the reasons against other operators.
 - Changes of models: `pairs`, `insert`, `excerpt`, and scaled channels by `chains` and `equalize`.
-- Placements as files: `scheme_file`, `match` for other models; `region_schemes` and `pattern_cache` for later searches.
+- Placements as files: `scheme_file`, `match` for other models; `region_schemes` for later searches.
 - Pairs of any tool: `pair_numbers`, `recognize`, `strip`, `import_qdq`, `diff` with `skeleton`, `survival`.
 - `lint`: rules that find nodes which a runtime refuses or runs slowly.
 """

@@ -7,7 +7,6 @@ from .capabilities import (
 )
 from .chains import (
     EQUALIZATIONS as EQUALIZATIONS,  # reads what `Equalization.record` makes
-    EQUALIZED as EQUALIZED,  # model metadata: the factors that constants were multiplied by
     Absorber as Absorber,  # a linear operator whose weight is divided by the factors of its input
     Chain as Chain,  # tensors whose channels can have common factors
     Equalization as Equalization,  # channels of a tensor times powers of two, and the constants that change
@@ -16,9 +15,7 @@ from .chains import (
     find_chains as find_chains,  # the chains of the main graph, in graph order
 )
 from .diff import (
-    diff_models as diff_models,  # compare two models, either or both with Q/DQ, made by any tool
-    differences_text as differences_text,  # the differences as text
-    differences_to_json as differences_to_json,  # all differences, never truncated
+    diff_models as diff_models,  # compare two models, either or both with Q/DQ, made by any tool: data and text
 )
 from .equalize import (
     ScaledValues as ScaledValues,  # the constants of a model with the factors of some changes
@@ -46,14 +43,10 @@ from .insert import (
     Inserter as Inserter,  # makes candidates of one model; the common parts are prepared once
     RaisedInputs as RaisedInputs,  # the consumers of a model after the opset was raised
 )
-from .judging import (
-    judge as judge,  # the nodes that a backend's search may quantize, and reasons against others
-)
 from .match import (
     PASSED_OVER as PASSED_OVER,  # operators that tools remove and insert
     Matcher as Matcher,  # finds sites in one model
-    fit_pairs as fit_pairs,  # the pairs as sites of a model
-    prepared_for as prepared_for,  # the model that the sites were made for, and notes
+    fit_scheme as fit_scheme,  # the pairs as sites of the model that they were made for
 )
 from .pair_numbers import (
     is_constant as is_constant,  # whether all these tensors are constants of the model
@@ -67,17 +60,17 @@ from .pairs import (
     QuantSource as QuantSource,  # source of the numbers of a site
     biased_layer as biased_layer,  # the Conv that alone reads a weight, if its bias is its own
 )
-from .pattern_cache import (
-    cache_text as cache_text,  # the YAML text of a cache; equal caches give equal texts
-    gather as gather,  # the entries from the trials of a search
-    read_cache as read_cache,  # read a cache
-    warm_starts as warm_starts,  # placements of the best known scheme of each pattern
-)
 from .quantizer import (
     Corrections as Corrections,  # ranges and scales that replace those of calibration
     Quantizer as Quantizer,  # gives scale and zero point of a site, and the integers of a weight
     WeightKey as WeightKey,  # tensor, number format, axis of the scales
+    along as along,  # scale or zero point in a shape that broadcasts over the tensor's
+    as_real as as_real,  # floats of a type that numpy lacks, converted to float32
+    dequantize as dequantize,  # the real values of stored numbers
+    params_of as params_of,  # scale and zero point of a pair of a scheme
+    quantize as quantize,  # the stored numbers of ``values``
     weight_key as weight_key,  # the key of a weight's numbers, which do not depend on its consumers
+    weight_params as weight_params,  # scale and zero point of a weight, from its values
 )
 from .ranges import (
     TensorRange as TensorRange,  # the lowest and highest real value to represent
@@ -87,24 +80,18 @@ from .ranges import (
 )
 from .region_schemes import (
     Frames as Frames,  # the frames of a model's regions, each computed on first use
-)
-from .scales import (
-    along as along,  # scale or zero point in a shape that broadcasts over the tensor's
-    as_real as as_real,  # floats of a type that numpy lacks, converted to float32
-    dequantize as dequantize,  # the real values of stored numbers
-    quantize as quantize,  # the stored numbers of ``values``
-    weight_params as weight_params,  # scale and zero point of a weight, from its values
+    PatternCache as PatternCache,  # the best schemes of each pattern, as a file, for warm starts
 )
 from .scheme_file import (
     SchemeFile as SchemeFile,  # content of a scheme file
     SchemeNumbers as SchemeNumbers,  # the numbers of a scheme in the form that insertion needs
     apply_scheme as apply_scheme,  # the model with the pairs and numbers of a scheme
-    params_of as params_of,  # scale and zero point of a pair of a scheme
     read_scheme as read_scheme,  # read a scheme file
     write_scheme as write_scheme,  # write a placement and the numbers of its sites
 )
 from .search_space import (
     SchemeSpace as SchemeSpace,  # all placements of one model that the backend can use and the spec allows
+    judge as judge,  # the nodes that a backend's search may quantize, and reasons against others
     project as project,  # the placement of the labels derived from the sites
 )
 from .strip import (

@@ -28,8 +28,8 @@ from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
 from qdqspec.graph import Model, is_converted, with_outputs
 from qdqspec.graph.ops import copies_values
+from qdqspec.qdq.quantizer import REALS, as_real
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scales import REALS, as_real
 from qdqspec.types import Method
 
 BINS = 2048

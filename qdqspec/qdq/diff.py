@@ -7,7 +7,7 @@ compares the float models.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -19,10 +19,21 @@ from qdqspec.graph import Model, converted_like
 from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
 from qdqspec.qdq.formats import QuantParams
-from qdqspec.qdq.scales import along
-from qdqspec.qdq.skeleton import SkeletonDiff, aligned, compare_skeletons, compare_values
-from qdqspec.qdq.strip import FoundPair, StrippedModel, find_pairs, strip_with_parts
+from qdqspec.qdq.pair_numbers import COMPUTED
+from qdqspec.qdq.quantizer import along
+from qdqspec.qdq.skeleton import Skeleton, SkeletonDiff, align_names, compare_skeletons, compare_values
+from qdqspec.qdq.strip import FoundPair, StrippedModel
 from qdqspec.types import Consumer
+
+SCHEMA_VERSION = 1
+
+_KINDS = {
+    "nodes only in the second": "added",
+    "nodes only in the first": "removed",
+    "nodes that differ": "changed",
+    "constants that differ": "constants",
+    "interface": "interface",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +89,52 @@ class QdqDiff:
         """Whether the two compute the same."""
         return not (self.added or self.removed or self.changed or self.skeleton.differs)
 
+    def to_json(self) -> dict[str, object]:
+        """All differences, never truncated."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "same": self.same,
+            "equal_pairs": self.equal,
+            "counts": {name: len(getattr(self, name)) for name in ("added", "removed", "changed")},
+            "changes": Counter(change.kind for pair in self.changed for change in pair.changes),
+            "scale_change": _bound_scales([change for pair in self.changed for change in pair.changes]),
+            **{
+                name: [pair.to_json() for pair in getattr(self, name)]
+                for name in ("added", "removed", "changed")
+            },
+            "skeleton": {"same": not self.skeleton.differs, **asdict(self.skeleton)},
+        }
+
+    def text(self, *, most: int | None = 12) -> str:
+        """The differences as text: a summary first, then each difference, ``most`` of a kind."""
+        lines = [_write_headline(self)]
+        added = [(_write_place(pair), _describe_pair(pair.after)) for pair in self.added if pair.after]
+        removed = [(_write_place(pair), _describe_pair(pair.before)) for pair in self.removed if pair.before]
+        changed = [(_write_place(p), ", ".join(change.text for change in p.changes)) for p in self.changed]
+        changes = [change for pair in self.changed for change in pair.changes]
+        remark = ""
+        if (
+            most is not None and len(changes) > most
+        ):  # the numbers of changes by kind, with the bounds of scales
+            scales = _bound_scales(changes)
+            bounds = {"scale": "" if scales is None else f" ({_write_percents(*scales)})"}
+            counts = Counter(change.kind for change in changes).most_common()
+            remark = ", ".join(f"{kind} of {count}{bounds.get(kind, '')}" for kind, count in counts)
+        lines += _write_section("added", added, most)
+        lines += _write_section("removed", removed, most)
+        lines += _write_section("changed", changed, most, remark)
+        skeleton = self.skeleton
+        if skeleton.folded:
+            nodes = count_text(len(skeleton.folded), "node")
+            lines += ["", f"{nodes} folded into convolutions or weights in one of them, as tuning does"]
+        if skeleton.converted:
+            what = "as tuning does; the other one is converted alike"
+            lines += ["", f"one of them was converted from float16 to float32, {what}"]
+        for title, name in _KINDS.items():
+            found: tuple[str, ...] = getattr(skeleton, name)
+            lines += _write_section(title, [(plain(words, 200), "") for words in found], most)
+        return "\n".join(lines)
+
 
 def diff_models(a: Model, b: Model) -> QdqDiff:
     """Compare two models, either or both with Q/DQ, made by any tool.
@@ -86,11 +143,9 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     """
     given = a, b
     a, b = converted_like(a, b), converted_like(b, a)
-    parts = aligned(strip_with_parts(a, activations=b), strip_with_parts(b, activations=a))
-    sides = tuple(_Side(part) for part in parts)
-    skeleton = compare_skeletons(
-        parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps
-    )
+    parts = StrippedModel(a, activations=b), StrippedModel(b, activations=a)
+    sides = _Side(parts[0], {}), _Side(parts[1], align_names(parts[0].stripped, parts[1].stripped))
+    skeleton = compare_skeletons(*sides)
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):
         groups.setdefault((id(sides[0].at.get(end)), id(sides[1].at.get(end))), []).append(end)
@@ -106,16 +161,26 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     )
 
 
-class _Side:
-    """The pairs of one model by their readers."""
+class _Side(Skeleton):
+    """One model without its pairs, and these by their readers, which have ``names`` of the first model."""
 
-    def __init__(self, part: StrippedModel) -> None:
-        self.model, self.stripped = part.found.model, part.stripped
-        self.at: dict[Consumer, FoundPair] = {}
-        for pair in find_pairs(part):
-            for end in pair.ends:  # outputs by name: the models may have them in different orders
-                self.at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
-        self._equalized = equalizations_of(self.model.flat, self.stripped.constants)
+    def __init__(self, part: StrippedModel, names: Mapping[str, str]) -> None:
+        self.quantized, self.stripped = part.model, part.stripped
+        self._equalized = equalizations_of(part.model.flat, part.stripped.constants)
+        steps = {end: half for pair in part.pairs for half in self.half_step(pair) for end in pair.ends}
+        super().__init__(part.stripped, names, steps)
+        self.at = {self._name(end, pair.tensor): pair for pair in part.pairs for end in pair.ends}
+
+    def _name(self, end: Consumer, tensor: str) -> Consumer:
+        """A consumer as in the first model; outputs by name, as the models may have them in different orders."""
+        if end.is_output:
+            return Consumer(f"graph output '{tensor}'", 0)
+        return Consumer(self.names.get(end.node, end.node), end.input)
+
+    def read_by(self, wanted: Consumer) -> str:
+        """The tensor that a consumer, as in the first model, reads without pairs; empty if there is none."""
+        nodes = (node for node in self.stripped.nodes if self.names.get(node.name, node.name) == wanted.node)
+        return next((node.input_at(wanted.input) for node in nodes), "")
 
     def factors(self, tensor: str) -> tuple[tuple[ScaledConstant, tuple[int, ...]], ...]:
         """The scaling of a constant's channels."""
@@ -123,37 +188,33 @@ class _Side:
             (c, one.exponents) for one in self._equalized for c in one.constants if c.tensor == tensor
         )
 
-    def half_steps(self, end: Consumer) -> Array | None:
-        """Largest rounding error of a weight stored in integers; ``None`` if it is not stored."""
-        pair = self.at.get(end)
-        if pair is None or not pair.stored or pair.numbers is None or pair.numbers.format.block:
-            return None
-        dims = tuple(self.model.constants[pair.quantized].dims)
-        half: Array = along(pair.numbers.scale, dims, pair.numbers.axis or 0, 0) / 2
-        for constant, exponents in self.factors(pair.tensor):
-            half = scaled(np.broadcast_to(half, dims), constant, exponents, -1)
-        return half
+    def half_step(self, pair: FoundPair) -> Iterator[Array]:
+        """The largest rounding error of a weight that is stored in integers; nothing for other pairs."""
+        if pair.stored and pair.numbers is not None and not pair.numbers.format.block:
+            dims = tuple(self.quantized.constants[pair.quantized].dims)
+            half: Array = along(pair.numbers.scale, dims, pair.numbers.axis or 0, 0) / 2
+            for constant, exponents in self.factors(pair.tensor):
+                half = scaled(np.broadcast_to(half, dims), constant, exponents, -1)
+            yield half
 
 
-def _compare(sides: tuple[_Side, ...], ends: list[Consumer], is_folded: bool) -> PairDiff | None:
+def _compare(sides: tuple[_Side, _Side], ends: list[Consumer], is_folded: bool) -> PairDiff | None:
     """The difference of the pairs that these readers have in common in each model; ``None`` if there is none.
 
     If one of the models ``is_folded``, a pair may be on another weight than in the other one.
     """
-    before, after = pairs = tuple(side.at.get(ends[0]) for side in sides)
+    a, b = sides
+    before, after = a.at.get(ends[0]), b.at.get(ends[0])
     changes = tuple(_find_changes(sides, before, after)) if before and after else ()
     if is_folded and before and after and before.weight and after.weight:
-        (one, first), (other, second) = zip((side.stripped for side in sides), (before, after), strict=True)
-        halves = [half for side in sides if (half := side.half_steps(ends[0])) is not None]
-        if words := compare_values(one, first.tensor, other, second.tensor, halves):
+        halves = [*a.half_step(before), *b.half_step(after)]
+        if words := compare_values(a.stripped, before.tensor, b.stripped, after.tensor, halves):
             changes += (Change(kind="weight", text=f"weight {words}"),)
     if before and after and not changes:
         return None
-    tensor = next((pair.tensor for pair in pairs if pair), "")
-    for side, pair in zip(reversed(sides), reversed(pairs), strict=True):
-        node = side.stripped.by_name.get(ends[0].node)
-        if pair is None and node is not None and ends[0].input < len(node.inputs):
-            tensor = node.inputs[ends[0].input]  # as it is float there: tools lose the names of weights
+    tensor = before.tensor if before else after.tensor if after else ""
+    if not (before and after):  # as it is float there: tools lose the names of weights
+        tensor = (b if before else a).read_by(ends[0]) or tensor
     readers = (
         end.node if end.node.startswith("graph output '") else f"{end.node}:{end.input}"
         for end in sorted(ends)
@@ -173,12 +234,12 @@ def _list_numbers(pair: FoundPair) -> dict[str, object]:
         "block": 0 if numbers is None else numbers.format.block,
         "weight": pair.weight,
         "stored": pair.stored,
-        "problem": pair.problem,
+        "problem": COMPUTED if numbers is None else "",
         "dynamic": numbers is not None and numbers.is_dynamic,
     }
 
 
-def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
+def _find_changes(sides: tuple[_Side, _Side], before: FoundPair, after: FoundPair) -> Iterator[Change]:
     chains = before.chain, after.chain
     counts = tuple(map(len, chains))
     if counts[0] != counts[1] or not all(one.same(other) for one, other in zip(*chains, strict=True)):
@@ -187,11 +248,10 @@ def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair)
             second = f"behind {counts[1]} with other numbers"
         yield Change(kind="chain", text=f"{first} > {second}")
     if before.numbers is None or after.numbers is None:
-        if before.problem != after.problem:
-            states = (pair.problem or "its numbers are constants" for pair in (before, after))
-            yield Change(kind="numbers", text=" > ".join(states))
-        elif before.unknown != after.unknown:
-            yield Change(kind="numbers", text=f"{before.problem}; these numbers are not the same in both")
+        if before.computed != after.computed:
+            states = ("its numbers are constants" if pair.numbers else COMPUTED for pair in (before, after))
+            text = f"{COMPUTED}; these numbers are not the same in both"
+            yield Change(kind="numbers", text=" > ".join(states) if before.numbers or after.numbers else text)
         return
     yield from _compare_numbers(before.numbers, after.numbers)
     if before.stored != after.stored and before.weight and after.weight:
@@ -209,7 +269,7 @@ def _find_changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair)
         yield Change(kind="channels", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
         one, other = (
-            side.model.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True)
+            side.quantized.array(pair.quantized) for side, pair in zip(sides, (before, after), strict=True)
         )
         if one.shape != other.shape:
             yield Change(kind="integers", text=f"shape {list(one.shape)} > {list(other.shape)}")
@@ -275,62 +335,6 @@ def _write_points(zero_point: npt.ArrayLike) -> str:
     return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
 
 
-SCHEMA_VERSION = 1
-
-_KINDS = {
-    "nodes only in the second": "added",
-    "nodes only in the first": "removed",
-    "nodes that differ": "changed",
-    "constants that differ": "constants",
-    "interface": "interface",
-}
-
-
-def differences_to_json(diff: QdqDiff) -> dict[str, object]:
-    """All differences, never truncated."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "same": diff.same,
-        "equal_pairs": diff.equal,
-        "counts": {name: len(getattr(diff, name)) for name in ("added", "removed", "changed")},
-        "changes": Counter(change.kind for pair in diff.changed for change in pair.changes),
-        "scale_change": _bound_scales([change for pair in diff.changed for change in pair.changes]),
-        **{
-            name: [pair.to_json() for pair in getattr(diff, name)] for name in ("added", "removed", "changed")
-        },
-        "skeleton": {"same": not diff.skeleton.differs, **asdict(diff.skeleton)},
-    }
-
-
-def differences_text(diff: QdqDiff, *, most: int | None = 12) -> str:
-    """The differences as text: a summary first, then each difference, ``most`` of a kind."""
-    lines = [_write_headline(diff)]
-    added = [(_write_place(pair), _describe_pair(pair.after)) for pair in diff.added if pair.after]
-    removed = [(_write_place(pair), _describe_pair(pair.before)) for pair in diff.removed if pair.before]
-    changed = [(_write_place(p), ", ".join(change.text for change in p.changes)) for p in diff.changed]
-    changes = [change for pair in diff.changed for change in pair.changes]
-    remark = ""
-    if most is not None and len(changes) > most:  # the numbers of changes by kind, with the bounds of scales
-        scales = _bound_scales(changes)
-        bounds = {"scale": "" if scales is None else f" ({_write_percents(*scales)})"}
-        counts = Counter(change.kind for change in changes).most_common()
-        remark = ", ".join(f"{kind} of {count}{bounds.get(kind, '')}" for kind, count in counts)
-    lines += _write_section("added", added, most)
-    lines += _write_section("removed", removed, most)
-    lines += _write_section("changed", changed, most, remark)
-    skeleton = diff.skeleton
-    if skeleton.folded:
-        nodes = count_text(len(skeleton.folded), "node")
-        lines += ["", f"{nodes} folded into convolutions or weights in one of them, as tuning does"]
-    if skeleton.converted:
-        what = "as tuning does; the other one is converted alike"
-        lines += ["", f"one of them was converted from float16 to float32, {what}"]
-    for title, name in _KINDS.items():
-        found: tuple[str, ...] = getattr(skeleton, name)
-        lines += _write_section(title, [(plain(words, 200), "") for words in found], most)
-    return "\n".join(lines)
-
-
 def _write_headline(diff: QdqDiff) -> str:
     counts = {word: len(getattr(diff, word)) for word in ("added", "removed", "changed")}
     pairs = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
@@ -365,7 +369,7 @@ def _write_place(pair: PairDiff) -> str:
 def _describe_pair(pair: FoundPair) -> str:
     numbers = pair.numbers
     if numbers is None:
-        return pair.problem
+        return COMPUTED
     kind = numbers.format.stored_type
     kind += f" in blocks of {numbers.format.block}" if numbers.format.block else ""
     first = numbers.step.flat[0]

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qdqspec._core.units import count_text, names_text
-from qdqspec.graph import FLOAT16, Model, converted_like, folded_like, is_converted
+from qdqspec.graph import FLOAT16, Model, is_converted
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.match import fit_pairs, positions
-from qdqspec.qdq.quantizer import MOST_STEPS, packed, placed_pair
-from qdqspec.qdq.scales import quantize
+from qdqspec.qdq.pair_numbers import COMPUTED
+from qdqspec.qdq.quantizer import MOST_STEPS, packed, placed_pair, quantize
 from qdqspec.qdq.scheme_file import IMPORTED, SchemeFile
-from qdqspec.qdq.strip import FoundPair, find_pairs, strip_with_parts, unlike
+from qdqspec.qdq.strip import FoundPair, strip_like
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _SUPERSEDED = (
@@ -44,28 +44,21 @@ class Imported(SchemeFile):
 def import_placement(model: Model, reference: Model | None = None, *, rounded_only: bool = False) -> Imported:
     """Import the Q/DQ pairs of a model, made by any tool.
 
-    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. It is
-    converted from float16 if the model was; its BatchNormalization and computed weights are folded as in tuning, unless
-    fewer weights of the model are found then. With ``rounded_only`` it has only weights of which the integers are
-    roundings. Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and
-    omitted.
+    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed. With
+    ``rounded_only`` it has only weights of which the integers are roundings. Pairs that a placement cannot express
+    (unknown blocks and formats, computed scales) are noted and omitted.
     """
-    converted = None if reference is None else converted_like(reference, model)
-    folded = None if converted is None else folded_like(converted, model)
-    references = [converted] if folded is None else [folded.model, converted]
-    stripped = (strip_with_parts(model, each, rounded_only=rounded_only) for each in references)
-    apart = min(stripped, key=lambda apart: len(apart.found.weights.dequantized))
-    found = find_pairs(apart)
+    apart = strip_like(model, reference, rounded_only=rounded_only)
+    found = apart.pairs
     reasons = {id(pair): why for pair in found if (why := _explain_inexpressible(pair))}
     floats = ScaledValues(apart.stripped)
     equalized = equalizations_of(model.flat, apart.stripped.constants)
     for change in equalized:
         floats.add(change)
     usable = (pair for pair in found if id(pair) not in reasons and pair.ends)
-    placed = [_place_pair(pair, apart.found.model, floats) for pair in usable]
+    placed = [_place_pair(pair, apart.model, floats) for pair in usable]
     placed.sort(key=lambda one: (one[0].site.tensor, one[0].site.consumers))
-    before = apart.found.weights.reference
-    why = "the reference quantizes otherwise" if before is not None else "float32 cannot hold its integers"
+    why = "float32 cannot hold its integers" if reference is None else "the reference quantizes otherwise"
     notes = [*_group_notes((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
     partly = []  # expressed only in part, or replaced by a later pair of a chain
     for pair in found:
@@ -80,7 +73,7 @@ def import_placement(model: Model, reference: Model | None = None, *, rounded_on
         for pair, steps in placed
         if steps
     ]
-    if before is not None and (unmatched := apart.found.weights.dequantized):
+    if reference is not None and (unmatched := apart.found.dequantized):
         why = "a model with this scheme rounds weights of its own"
         notes.append(f"weights that the reference does not have, {names_text(unmatched)}: {why}")
     notes += apart.notes
@@ -89,7 +82,7 @@ def import_placement(model: Model, reference: Model | None = None, *, rounded_on
         pairs=tuple(pair for pair, _ in placed),
         equalized=equalized,
         notes=tuple(notes),
-        unlike=() if before is None else unlike(apart.stripped, before, apart.found.weights.dequantized),
+        unlike=apart.unlike(),
         positions={apart.known_as[name]: at for name, at in positions(apart.stripped).items()},
         converted_from=FLOAT16 if is_converted(model) else None,
     )
@@ -110,7 +103,7 @@ def _explain_inexpressible(pair: FoundPair) -> str:
     """The reason why a placement cannot express the pair; empty if it can."""
     numbers = pair.numbers
     if numbers is None:
-        return pair.problem
+        return COMPUTED
     if pair.ends and not _find_consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
     fmt = numbers.format

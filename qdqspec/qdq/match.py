@@ -23,8 +23,7 @@ from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import equalized, misfit_of
 from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.pairs import biased_layer, misfit
-from qdqspec.qdq.quantizer import unpacked
-from qdqspec.qdq.scales import dequantize, quantize
+from qdqspec.qdq.quantizer import dequantize, params_of, quantize, unpacked
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
@@ -97,15 +96,17 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPairs:
-    """The pairs of a scheme under the names of one model.
+    """The pairs of a scheme under the names of one model, for which it may have been prepared, with notes on that.
 
     ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
     part; both by their names in the scheme.
     """
 
+    model: Model
     pairs: tuple[PlacedPair, ...]
     moved: tuple[str, ...]
     reasons: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def placement(self) -> Placement:
@@ -143,45 +144,41 @@ def fit_pairs(
                 moved += [] if site == pair.site else [pair.site.tensor]
         if problems:
             reasons[pair.site.tensor] = problems[0]
-    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
+    return FittedPairs(model=model, pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
 
 
-def prepared_for(
+def fit_scheme(
     model: Model,
     pairs: Sequence[PlacedPair],
     positions: Mapping[str, str] | None = None,
     factors: Sequence[Equalization] = (),
-) -> tuple[Model, list[str]]:
-    """The model that the sites were made for, equalized by these factors, and notes.
+) -> FittedPairs:
+    """The pairs as sites of the model that they were made for, equalized by these factors.
 
     It is folded as in tuning unless more pairs, or their scales, fit it without: folding replaces two tensors by one,
-    and changes weights. Raises
-    `PlacementError` if it cannot have the factors.
+    and changes weights. Raises `PlacementError` if it cannot have the factors.
     """
-    folded = fold_weights(model)
-    found, notes = model, []
+    folded, found = fold_weights(model), fit_pairs(model, pairs, positions)
     if pairs and folded.missing:
-        fits = [fit_pairs(each, pairs, positions) for each in (model, folded.model)]
+        other = replace(fit_pairs(folded.model, pairs, positions), notes=(folded.note,))
         # most pairs, then most by their own names, then those with scales for these weights
-        given, other = (
-            (len(fit.pairs), -len(fit.moved), -_weight_error(each, fit.pairs))
-            for each, fit in zip((model, folded.model), fits, strict=True)
+        found = max(
+            (other, found),
+            key=lambda fit: (len(fit.pairs), -len(fit.moved), -_weight_error(fit.model, fit.pairs)),
         )
-        if given <= other:
-            found, notes = folded.model, [folded.note]
-    if (why := misfit_of(found, factors)) is not None:
+    if not factors:
+        return found
+    if (why := misfit_of(found.model, factors)) is not None:
         raise PlacementError(
             f"the scheme is for scaled channels, and {why}",
             where=model.where,
             cure="apply it to the float model that it was made for",
         )
-    return equalized(found, factors), notes
+    return replace(fit_pairs(equalized(found.model, factors), pairs, positions), notes=found.notes)
 
 
 def _weight_error(model: Model, pairs: Iterable[PlacedPair]) -> float:
     """The noise that the pairs add to their weights, in proportion; the sum over the weights."""
-    from qdqspec.qdq.scheme_file import params_of  # late: it needs this module
-
     total = 0.0
     for pair in pairs:
         if pair.site.weight:

@@ -28,11 +28,12 @@ from qdqspec.graph.trt import (
     of_e8m0,
 )
 from qdqspec.qdq.formats import RUN_TIME, QuantParams, format_stored_as, number_format
-from qdqspec.qdq.scales import along, run_time_params
+from qdqspec.qdq.quantizer import along, run_time_params
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 COMPUTED = "its scale or zero point is computed"
 RESCALES = "its DequantizeLinear has other numbers than its QuantizeLinear"
+UNEQUAL = "it has another number of zero points than of scales"
 # default axis and block, as in `qdqspec.graph.trt`
 _DEFAULTS = {
     FP4_DYNAMIC: (1, 16),
@@ -160,6 +161,9 @@ def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     nodes = (dequantize,) if quantize is None else (quantize, dequantize)
     if not all(is_constant(model, node.inputs[1:]) for node in nodes):
         return None, COMPUTED
+    stated = (stated_numbers(model, node) for node in nodes)
+    if any(scale is None or zero is None or zero.size not in (1, scale.size) for scale, zero in stated):
+        return None, UNEQUAL
     # the element type of the integers: uint8 by default for a QuantizeLinear
     first = nodes[0]
     zero_point = first.input_at(2)
@@ -228,7 +232,10 @@ def _read_stored(model: Model, node: Node, elem_type: int, tensor: str) -> Quant
             stored = TensorProto.FLOAT  # only the result of the operator is known
     elif not is_pair_op(node.proto):
         stored = model.constants[node.inputs[1]].data_type
-    zero_point = zero_point.reshape(scale.shape)
+    # one may stand for all
+    zero_point = (
+        np.resize(zero_point, scale.shape) if zero_point.size == 1 else zero_point.reshape(scale.shape)
+    )
     constant = model.constants.get(tensor)
     shape = model.shape(tensor) if constant is None else tuple(constant.dims)
     at, block = blocks_of(node)

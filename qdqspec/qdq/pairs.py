@@ -34,8 +34,7 @@ from qdqspec.graph.trt import (
     as_e8m0,
 )
 from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
-from qdqspec.qdq.quantizer import shift_text
-from qdqspec.qdq.scales import REALS, in_type_of
+from qdqspec.qdq.quantizer import REALS, in_type_of, shift_text
 from qdqspec.qdq.units import dynamic_misfit
 from qdqspec.types import Site
 

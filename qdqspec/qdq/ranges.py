@@ -1,6 +1,6 @@
 """Ranges of tensors, the groups of tensors that must share one, and the values beyond which readers saturate.
 
-Independent of number formats: `scales` converts ranges to scales and zero points.
+Independent of number formats: `quantizer` converts ranges to scales and zero points.
 
 A convolution before a GELU or HardSwish has values of both signs, but all large negative ones give nearly the
 same result. A range that is clipped where the readers no longer distinguish values loses nearly nothing, and has

@@ -3,13 +3,14 @@
 Pairs are recognized by structure, never by name. Relu and Clip that a quantizing tool removed because a zero point cuts
 off the same values are restored: quantizers remove them with unsigned activations, and without the pairs such a model
 computes something else. Without the original this is a guess: a zero point at the end of the range may
-also come from calibration. No Relu is inserted if the graph shows that none can have been removed. `FloatWeights`
-restores names and values of float weights behind a DequantizeLinear.
+also come from calibration. No Relu is inserted if the graph shows that none can have been removed. Names and values of
+float weights behind a DequantizeLinear are restored too.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,8 +19,9 @@ from onnx import TensorProto, numpy_helper
 from qdqspec.graph import CARRIED, Model, Node, with_constant_numbers, with_pairs
 from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
-from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.pair_numbers import (
+    RESCALES,
+    UNEQUAL,
     blocks_of,
     dequantized,
     is_constant,
@@ -27,10 +29,11 @@ from qdqspec.qdq.pair_numbers import (
     is_op,
     is_qdq,
     makes_scale,
+    read_params,
     scale_of,
-    stated_numbers,
 )
-from qdqspec.qdq.scales import along
+from qdqspec.qdq.quantizer import along
+from qdqspec.qdq.skeleton import find_same_nodes
 
 
 def recognize(
@@ -43,41 +46,45 @@ def recognize(
     """Examine each node of a model; ``reference`` is the model before quantization, at the same opset.
 
     ``activations`` replaces it if only nodes have to be restored: a removed Relu or Clip, and what kernels replaced.
-    With ``rounded_only`` it restores only weights of which the integers are roundings.
+    With ``rounded_only`` it restores only weights of which the integers are its values, rounded or clipped.
     """
-    model = with_pairs(with_constant_numbers(model), reference or activations)
-    found = Recognition(
-        model,
-        FloatWeights(model, reference, rounded_only),
-        ActivationRestorer(model, activations or reference),
-    )
+    activations = activations or reference
+    model = with_pairs(with_constant_numbers(model), activations)
+    found = Recognition(model, reference, activations, rounded_only)
     found.find()
     return found
 
 
 @dataclass(slots=True)
 class Recognition:
-    """The Q/DQ of a model, and its replacement in the model without.
+    """The Q/DQ of a model, and its replacement in the model without. Made by `recognize`.
 
     ``removed`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
-    restored, by name; ``place`` the name of such a weight by the integers it replaces; ``left`` the nodes
-    that cannot be removed, by reason; ``rescaled`` the tensors before removed pairs that rescale values.
+    restored, by name, and ``originals`` those weights that the reference has; ``place`` the name of such a weight by
+    the integers it replaces; ``left`` the nodes that cannot be removed, by reason. ``exact`` are the reference's own
+    activation functions, by the index of the node they follow; ``relus`` are DequantizeLinear nodes, by index, that
+    become a Relu, with the tensor it reads.
     """
 
     model: Model
-    weights: FloatWeights
-    restorer: ActivationRestorer
+    reference: Model | None
+    activations: Model | None
+    rounded_only: bool
     alias: dict[str, str] = field(default_factory=dict)  # tensor: its replacement
     removed: set[int] = field(default_factory=set)
     floats: dict[str, Node] = field(default_factory=dict)
+    originals: dict[str, TensorProto] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)
-    rescaled: list[str] = field(default_factory=list)
+    exact: dict[int, Node] = field(default_factory=dict)
+    relus: dict[int, str] = field(default_factory=dict)
     _stored: dict[str, list[str]] = field(default_factory=dict)  # integer forms of each weight
+    _names: dict[str, str] = field(default_factory=dict)  # of nodes in the reference
 
     def find(self) -> None:
         """Classify each node."""
+        self._names = {} if self.reference is None else find_same_nodes(self.reference, self.model)
         for node in self.model.nodes:
             if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
@@ -105,13 +112,14 @@ class Recognition:
         elif not is_constant(self.model, node.inputs):
             reason = "has a scale or zero point that is computed"
         else:
-            name = self.weights.name(node)
+            name = self._name_weight(node)
             if name != node.outputs[0]:
                 self.alias[node.outputs[0]] = name
             if name == node.outputs[0] or name not in self.model.constants:
                 if name not in self.floats:
                     self.floats[name] = node
-                    self.weights.note(node, name)
+                    if (original := self._original(node, name)) is not None:
+                        self.originals[name] = original
                 self._stored.setdefault(name, []).append(source)
         if reason:
             self.left.setdefault(reason, []).append(node.name)
@@ -124,10 +132,10 @@ class Recognition:
         types = {self.model.elem_type(before), self.model.elem_type(after)} - {None}
         if len(types) > 1:
             return "changes the element type"
-        if self.restorer.take(quantize, dequantize):
+        if (problem := read_params(self.model, dequantize, quantize)[1]) in (RESCALES, UNEQUAL):
+            return problem  # without the pair the model would compute other values
+        if self._replaces_activation(quantize, dequantize):
             return ""
-        if self._rescales(quantize, dequantize):
-            self.rescaled.append(before)
         before = self.now(before)
         maker = self.model.producer.get(before)
         scope = "" if maker is None else maker.scope
@@ -140,22 +148,6 @@ class Recognition:
         else:
             return "makes a graph output out of an input or another output"
         return ""
-
-    def _rescales(self, quantize: Node, dequantize: Node) -> bool:
-        """Whether constant numbers of ONNX's own Q and DQ differ: then the pair does more than rounding."""
-        if DOMAIN in (quantize.domain, dequantize.domain) or is_dynamic(quantize):
-            return False
-        nodes = quantize, dequantize
-        scales, zeros = zip(*(stated_numbers(self.model, node) for node in nodes), strict=True)
-        for one, other in (scales, zeros):
-            if one is None or other is None:
-                return False
-            fits = one.shape == other.shape or 1 in (one.size, other.size)  # one value may stand for all
-            if not fits or (one.astype(np.float64) != other.astype(np.float64)).any():
-                return True
-        rank = len(self.model.shape(quantize.inputs[0]) or ())
-        axes = {(axis + rank if axis < 0 else axis, block) for axis, block in map(blocks_of, nodes)}
-        return rank > 0 and len(axes) > 1 and scales[0] is not None and scales[0].size > 1
 
     def _is_removed(self, node: Node) -> bool:
         """Whether a node is removed, or makes only scales of removed nodes."""
@@ -191,31 +183,15 @@ class Recognition:
         is_removed = (reader.index in self.removed for reader in self.model.readers(tensor))
         return not self._is_read_outside(tensor) and all(is_removed)
 
-    def float_weight(self, name: str) -> TensorProto:
-        """The float weight of that name. Computed on demand: all weights together are as large as the float model."""
-        return self.weights.tensor(self.floats[name], name)
-
     def now(self, tensor: str) -> str:
         """The name of a tensor in the model without Q/DQ."""
         while tensor in self.alias:
             tensor = self.alias[tensor]
         return tensor
 
+    # ---- activation functions that a tool removed ----------------------------------------------------
 
-@dataclass(slots=True)
-class ActivationRestorer:
-    """Finds the pairs that replace an activation function, and the nodes to restore.
-
-    ``exact`` are the reference's own nodes, by the index of the node they follow; ``relus`` are
-    DequantizeLinear nodes, by index, that become a Relu, with the tensor it reads.
-    """
-
-    model: Model
-    reference: Model | None
-    exact: dict[int, Node] = field(default_factory=dict)
-    relus: dict[int, str] = field(default_factory=dict)
-
-    def take(self, quantize: Node, dequantize: Node) -> bool:
+    def _replaces_activation(self, quantize: Node, dequantize: Node) -> bool:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
@@ -226,13 +202,15 @@ class ActivationRestorer:
         after = dequantize.outputs[0]
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
-        original = self.reference.producer.get(known) if self.reference else None
-        if original is not None and self.reference is not None:
+        original = self.activations.producer.get(known) if self.activations else None
+        if original is not None and self.activations is not None:
             # of the same operator, it is here, behind a pair of its own
             if original.op_type in ("Relu", "Clip") and original.op_type != producer.op_type:
                 read = original.inputs[0]
                 is_free = read not in self.model.producer and read not in self.model.inputs
-                if is_free and all(name in self.reference.constants for name in original.inputs[1:] if name):
+                if is_free and all(
+                    name in self.activations.constants for name in original.inputs[1:] if name
+                ):
                     self.exact[producer.index] = original
             return False
         if not starts_at_zero(self.model, quantize):
@@ -242,10 +220,67 @@ class ActivationRestorer:
         self.relus[dequantize.index] = tensor
         return True
 
-    def constants(self) -> set[str]:
-        """Constants that the restored nodes read and the model lacks: bounds of a Clip."""
+    def restored_constants(self) -> Iterator[TensorProto]:
+        """Constants that the restored nodes read and the model lacks, bounds of a Clip, by name."""
+        known = {} if self.activations is None else self.activations.constants
         read = {name for node in self.exact.values() for name in node.inputs[1:] if name}
-        return read - self.model.constants.keys()
+        yield from (named(known[name], name) for name in sorted(read - self.model.constants.keys()))
+
+    # ---- weights stored as integers ------------------------------------------------------------------
+
+    @property
+    def dequantized(self) -> list[str]:
+        """The weights that the reference does not have."""
+        return [name for name in self.floats if name not in self.originals]
+
+    def float_weight(self, name: str) -> TensorProto:
+        """A float weight: the reference's own bytes, or the integers dequantized.
+
+        It is computed on demand: all weights together are as large as the float model.
+        """
+        if name not in self.originals or self.reference is None:
+            return numpy_helper.from_array(dequantized(self.model, self.floats[name]), name)
+        return named(within_reach(self.originals[name], self.reference, self.model), name)
+
+    def _name_weight(self, node: Node) -> str:
+        """The name of the weight behind this DequantizeLinear in the model without Q/DQ.
+
+        Our own nodes record it; else it is the tensor that the node's consumer reads in the reference; else
+        the integer tensor's name without the suffix ``_quantized``; else the node's output.
+        """
+        model, output, stored = self.model, node.outputs[0], node.inputs[0]
+        nodes = {} if self.reference is None else self.reference.by_name
+        ends = (end for end in model.consumers.get(output, ()) if end.node in self._names)
+        read = [nodes[self._names[end.node]].input_at(end.input) for end in ends]
+        in_reference = next((name for name in read if self._original(node, name) is not None), None)
+        name = metadata(node.proto, CARRIED) or in_reference or stored.removesuffix("_quantized")
+        if output in model.outputs or name == stored:
+            return output
+        known = model.constants.get(name)
+        if known is not None:  # it may be the weight itself
+            is_weight = known.data_type in FLOATS and known.dims == model.constants[stored].dims
+            return name if is_weight else output
+        return output if name in model.producer or name in model.inputs else name
+
+    def _original(self, node: Node, name: str) -> TensorProto | None:
+        """The reference's constant of that name, if it has the shape of the node's integers."""
+        found = self.reference.constants.get(name) if self.reference else None
+        same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
+        return found if same and (not self.rounded_only or self._rounds(node, name)) else None
+
+    def _rounds(self, node: Node, name: str) -> bool:
+        """Whether the node's integers are at most one step away from a constant of the reference, or at their end."""
+        assert self.reference is not None
+        original, real = (
+            each.astype(np.float64) for each in (self.reference.array(name), dequantized(self.model, node))
+        )
+        stored, (axis, block) = self.model.array(node.inputs[0]), blocks_of(node)
+        step = along(scale_of(self.model, node).astype(np.float64), stored.shape, axis, block)
+        numbers = stored.astype(np.float64)
+        relative = 0.0 if stored.dtype.name.startswith(("int", "uint")) else 0.25  # of floats
+        is_near = np.abs(real - original) <= 1.01 * step + relative * np.abs(real)
+        is_end = (numbers == numbers.min(initial=np.inf)) | (numbers == numbers.max(initial=-np.inf))
+        return bool((is_near | is_end).all())
 
 
 # ---- tensors without negative values, on which no tool removed a Relu ----------------------------------
@@ -334,79 +369,13 @@ def starts_at_zero(model: Model, node: Node) -> bool:
     return bool((zero_point == np.iinfo(zero_point.dtype).min).all())
 
 
-@dataclass(slots=True)
-class FloatWeights:
-    """Finds the float form of integer weights, in the reference if it has them.
-
-    If ``rounded_only``, it has them only where the integers are its values, rounded or clipped.
-    """
-
-    model: Model
-    reference: Model | None
-    rounded_only: bool = False
-    restored: list[str] = field(default_factory=list)
-    dequantized: list[str] = field(default_factory=list)
-
-    def name(self, node: Node) -> str:
-        """The name of the weight behind this DequantizeLinear in the model without Q/DQ.
-
-        Our own nodes record it; else it is the tensor that the node's consumer reads in the reference; else
-        the integer tensor's name without the suffix ``_quantized``; else the node's output.
-        """
-        model, output, stored = self.model, node.outputs[0], node.inputs[0]
-        by_name = self.reference.by_name if self.reference is not None else {}
-        read = []
-        for end in model.consumers.get(output, ()):
-            reader = model.by_name[end.node]  # the number of a nameless node may be that of another one there
-            there = find_same_node(self.reference, reader) or by_name.get(reader.proto.name)
-            read += [] if there is None else [there.input_at(end.input)]
-        in_reference = next((name for name in read if self._original(node, name) is not None), None)
-        name = metadata(node.proto, CARRIED) or in_reference or stored.removesuffix("_quantized")
-        if output in model.outputs or name == stored:
-            return output
-        known = model.constants.get(name)
-        if known is not None:  # it may be the weight itself
-            is_weight = known.data_type in FLOATS and known.dims == model.constants[stored].dims
-            return name if is_weight else output
-        return output if name in model.producer or name in model.inputs else name
-
-    def tensor(self, node: Node, name: str) -> TensorProto:
-        """The float weight: the reference's own bytes, or the integers dequantized."""
-        original = self._original(node, name)
-        if original is None or self.reference is None:
-            return numpy_helper.from_array(dequantized(self.model, node), name)
-        return within_reach(original, self.reference, self.model)
-
-    def note(self, node: Node, name: str) -> None:
-        """Record the source of the float weight."""
-        (self.dequantized if self._original(node, name) is None else self.restored).append(name)
-
-    def _original(self, node: Node, name: str) -> TensorProto | None:
-        """The reference's constant of that name, if it has the shape of the node's integers."""
-        found = self.reference.constants.get(name) if self.reference else None
-        same = found is not None and found.dims == self.model.constants[node.inputs[0]].dims
-        return found if same and (not self.rounded_only or self._rounds(node, name)) else None
-
-    def _rounds(self, node: Node, name: str) -> bool:
-        """Whether the node's integers are at most one step away from a constant of the reference, or at their end."""
-        assert self.reference is not None
-        original, real = (
-            each.astype(np.float64) for each in (self.reference.array(name), dequantized(self.model, node))
-        )
-        stored, (axis, block) = self.model.array(node.inputs[0]), blocks_of(node)
-        step = along(scale_of(self.model, node).astype(np.float64), stored.shape, axis, block)
-        numbers = stored.astype(np.float64)
-        relative = 0.0 if stored.dtype.name.startswith(("int", "uint")) else 0.25  # of floats
-        is_near = np.abs(real - original) <= 1.01 * step + relative * np.abs(real)
-        is_end = (numbers == numbers.min(initial=np.inf)) | (numbers == numbers.max(initial=-np.inf))
-        return bool((is_near | is_end).all())
-
-
-def find_same_node(model: Model | None, node: Node) -> Node | None:
-    """The node of a model that makes the same tensor in the same way; nameless nodes may have other numbers there."""
-    made = next((output for output in node.outputs if output), "")
-    found = None if model is None else model.producer.get(made)
-    return None if found is None or found.op_type != node.op_type else found
+def named(tensor: TensorProto, name: str) -> TensorProto:
+    """The tensor with this name: the value of a Constant node may have any."""
+    if tensor.name == name:
+        return tensor
+    renamed = copied(tensor)
+    renamed.name = name
+    return renamed
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:

@@ -4,29 +4,43 @@ A scheme is independent of models. A `Frame` maps the places of a pattern to a r
 `placement_of` convert placements to schemes and back. An edge, a tensor and the input that reads it, is of the leaf
 of its reader. If a tensor leaves the leaf that makes it, quantized for all readers, the producer's leaf has it too, so
 that each of both leaves can be transferred alone.
+
+The file `patterns.yaml` holds the best schemes of each pattern, by backend and device, for warm starts of later
+searches. A pattern is stored twice, with its shapes and without, so that a smaller variant of a model also matches.
+Ratios are those of whole models, reference one: they rank the schemes of a pattern and do not predict another
+model's ratio. Any bytes give a cache or a `StateError` with the file's name. Aliases are rejected: with them, a small
+file can expand to a large one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Literal, NamedTuple, TypeAlias, cast
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
 
-from qdqspec.errors import PlacementError
-from qdqspec.graph import Model, Node
+import yaml
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from yaml.events import AliasEvent
+
+from qdqspec._core.records import problem_text
+from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph import Model, Node, first_line
 from qdqspec.graph.ops import is_commutative
 from qdqspec.graph.regions import PatternGranularity, PatternMaker, flow_of
-from qdqspec.qdq.formats import BIAS_FORMAT
-from qdqspec.types import Consumer, Placement, Region, Site
+from qdqspec.qdq.search_space import SchemeSpace, group_sites, join_readers, labels_of
+from qdqspec.types import NOT_CANDIDATES, Consumer, Interval, Placement, Region, Site, Trial
 
 PlaceKind: TypeAlias = Literal["in", "out", "result"]
 
 
-class PatternPlace(NamedTuple):
-    """A place in a pattern, by the canonical index of a node and a slot of it.
+@dataclass(frozen=True, slots=True, order=True)
+class RelativeSite:
+    """A pair like `qdqspec.types.Site`, at a slot of a node of a pattern, by its canonical index, instead of names.
 
     ``in``: that input of the node. ``out``: that output, for all readers. ``result``: that output as an output
     of the model; ignored where it is not one.
@@ -35,21 +49,13 @@ class PatternPlace(NamedTuple):
     kind: PlaceKind
     node: int
     slot: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class RelativeSite:
-    """A pair at a place, like `qdqspec.types.Site` without names."""
-
-    place: PatternPlace
     format: str
     axis: int = -1  # -1: one scale for the whole tensor
     weight: bool = False
 
     def __str__(self) -> str:
-        kind, node, slot = self.place
         axis = f"/{self.axis}" if self.axis >= 0 else ""
-        return f"{kind}{node}.{slot}={'w:' if self.weight else ''}{self.format}{axis}"
+        return f"{self.kind}{self.node}.{self.slot}={'w:' if self.weight else ''}{self.format}{axis}"
 
 
 _WRITTEN = re.compile(
@@ -83,13 +89,8 @@ def parse_scheme(text: str) -> Scheme:
                 f"'{word[:60]}' is not a site", cure="a site is written like in0.1=w:int8/0 or out3.0=uint8"
             )
         kind, node, slot, weight, fmt, axis = match.groups()
-        site = RelativeSite(
-            place=PatternPlace(cast("PlaceKind", kind), int(node), int(slot)),
-            format=fmt,
-            axis=-1 if axis is None else int(axis),
-            weight=weight is not None,
-        )
-        sites.append(site)
+        place = cast("PlaceKind", kind), int(node), int(slot)
+        sites.append(RelativeSite(*place, fmt, -1 if axis is None else int(axis), weight is not None))
     return Scheme(sites=frozenset(sites))
 
 
@@ -135,14 +136,14 @@ class Frames:
         position = {name: i for i, name in enumerate(pattern.order)}
         return Frame(region=region, pattern=pattern.digest, order=pattern.order, position=position)
 
-    def _find_place(self, end: Consumer) -> tuple[str, PatternPlace]:
-        """The leaf of an input, and its place there. Raises `PlacementError` if no leaf has it."""
+    def _find_place(self, end: Consumer) -> tuple[str, int, int]:
+        """The leaf of an input, its node and slot there. Raises `PlacementError` if no leaf has it."""
         if end.node not in self.leaf_of:
             raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
         frame = self.of(self.leaf_of[end.node])
         # Its own slot, unless operands may be swapped.
         slot = self.slots_of(frame, self.model.by_name[end.node]).index(end.input)
-        return frame.region.id, PatternPlace("in", frame.position[end.node], slot)
+        return frame.region.id, frame.position[end.node], slot
 
     @cached_property
     def _maker(self) -> PatternMaker:
@@ -185,57 +186,49 @@ def schemes_of(frames: Frames, placement: Placement) -> dict[str, Scheme]:
     for site in placement.sites:
         ends = [end for end in site.consumers if not end.is_output]
         readers = {e for e in ends if e.node not in model.by_name or not model.by_name[e.node].is_marker}
-        places = [frames.place(end) for end in readers]
+        places: list[tuple[PlaceKind, str, int, int]] = [("in", *frames.place(end)) for end in readers]
         maker = model.producer.get(site.tensor)
         if maker is not None and not site.weight and maker.name in frames.leaf_of:
             frame = frames.of(frames.leaf_of[maker.name])
-            slot = frame.position[maker.name], maker.outputs.index(site.tensor)
+            place = frame.region.id, frame.position[maker.name], maker.outputs.index(site.tensor)
             if len(ends) < len(site.consumers):
-                places.append((frame.region.id, PatternPlace("result", *slot)))
+                places.append(("result", *place))
             is_whole = bool(readers) and readers == set(model.consumers[site.tensor])
             if is_whole and site.tensor in frame.region.outputs:
-                places.append((frame.region.id, PatternPlace("out", *slot)))
+                places.append(("out", *place))
         axis = -1 if site.axis is None else site.axis
-        for region_id, place in places:
-            relative = RelativeSite(place=place, format=site.format, axis=axis, weight=site.weight)
-            found[region_id].add(relative)
+        for kind, region_id, node, slot in places:
+            found[region_id].add(RelativeSite(kind, node, slot, site.format, axis, site.weight))
     return {region_id: Scheme(sites=frozenset(sites)) for region_id, sites in found.items()}
 
 
 def placement_of(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
     """The placement of schemes, given by the ids of leaves.
 
-    Edges of one tensor with equal formats become one site, except that each int32 bias has its own scale. If two
-    schemes contain one edge, the reader's takes precedence over the producer's. Raises `PlacementError` if a scheme
-    does not fit its region.
+    Edges become sites as `group_sites` states. If two schemes contain one edge, the reader's takes precedence over the
+    producer's. Raises `PlacementError` if a scheme does not fit its region.
     """
-    edges: dict[Consumer, tuple[str, RelativeSite]] = {}
+    edges: dict[Consumer, Site] = {}
     for kinds in (("out", "result"), ("in",)):
         for region_id, chosen in schemes.items():
             frame = frames.of(region_id)
-            for site in sorted(site for site in chosen.sites if site.place.kind in kinds):
-                found = find_ends(frames, frame, site.place)
+            for one in sorted(site for site in chosen.sites if site.kind in kinds):
+                found = find_ends(frames, frame, one)
                 if found is None:
                     raise PlacementError(
-                        f"the scheme's site {site} is not in region {region_id} of {len(frame.order)} nodes",
+                        f"the scheme's site {one} is not in region {region_id} of {len(frame.order)} nodes",
                         where=frames.model.where,
                         cure="a scheme fits the regions of its own pattern only",
                     )
-                edges |= {end: (tensor, site) for tensor, end in found}
-    groups: dict[tuple[object, ...], list[Consumer]] = {}
-    for end, (tensor, one) in edges.items():
-        own = end if one.format == BIAS_FORMAT else None
-        groups.setdefault((tensor, one.format, one.axis, one.weight, own), []).append(end)
-    sites = []
-    for ends in groups.values():
-        tensor, one = edges[ends[0]]
-        axis = None if one.axis < 0 else one.axis
-        made = Site(tensor=tensor, consumers=tuple(ends), format=one.format, axis=axis, weight=one.weight)
-        sites.append(made)
-    return Placement(sites=frozenset(sites))
+                axis = None if one.axis < 0 else one.axis
+                for tensor, end in found:
+                    edges[end] = Site(
+                        tensor=tensor, consumers=(end,), format=one.format, axis=axis, weight=one.weight
+                    )
+    return Placement(sites=frozenset(map(join_readers, group_sites(frames.model, edges.values()))))
 
 
-def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[str, Consumer]] | None:
+def find_ends(frames: Frames, frame: Frame, place: RelativeSite) -> list[tuple[str, Consumer]] | None:
     """The edges at a place of a region; ``None`` if there is no such place."""
     model = frames.model
     if place.node >= len(frame.order):
@@ -249,3 +242,241 @@ def find_ends(frames: Frames, frame: Frame, place: PatternPlace) -> list[tuple[s
     if place.slot >= len(slots) or not node.inputs[slots[place.slot]]:
         return None
     return [(node.inputs[slots[place.slot]], Consumer(node.name, slots[place.slot]))]
+
+
+# ---- the pattern cache ----------------------------------------------------------------------------
+
+UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
+GRANULARITIES: tuple[PatternGranularity, ...] = ("structure+shapes", "structure")
+
+
+class Key(NamedTuple):
+    """The key of a row of the cache. Placements are not transferred between backends."""
+
+    backend: str
+    device: str
+    pattern: str
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+_Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+
+
+class CacheEntry(_Row):
+    """A scheme and the ratio of the fastest model with it; ``interval`` if fresh builds confirmed it."""
+
+    scheme: Scheme = Field(validation_alias=AliasChoices("scheme", "sites"))
+    ratio: _Ratio
+    interval: Annotated[tuple[_Ratio, _Ratio], Field(strict=False)] | None = None
+
+    @field_validator("scheme", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        try:
+            return parse_scheme(value) if isinstance(value, str) else value
+        except PlacementError as error:
+            raise ValueError(error.what) from None
+
+    @property
+    def rank(self) -> tuple[float, str, float, float]:
+        """Sort key, smaller is better: first the upper bound of the ratio, then fields that make the order total."""
+        low, high = self.interval or (self.ratio, self.ratio * (1 + UNPROVED))
+        return high, self.scheme.digest, self.ratio, low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternCache:
+    """Entries of each key, the best first; ``texts`` are readable forms of the patterns."""
+
+    entries: Mapping[Key, tuple[CacheEntry, ...]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def gather(
+        cls,
+        trials: Sequence[Trial],
+        space: SchemeSpace,
+        backend: str,
+        device: str,
+        *,
+        confirmed: Mapping[str, Interval] | None = None,
+        best_trials: int = 64,
+    ) -> PatternCache:
+        """The entries from the trials of a search: of each pattern with units, the most frequent scheme of each trial.
+
+        ``confirmed`` are ratios of fresh builds, by placement. More than the ``best_trials`` would make the file larger
+        and hardly add schemes that a later search begins with.
+        """
+        proved = confirmed or {}
+        good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
+        good.sort(key=lambda trial: _make_entry(Scheme(), trial, proved).rank)
+        found: dict[Key, list[CacheEntry]] = {}
+        texts: dict[str, str] = {}
+        for granularity in GRANULARITIES:
+            frames = Frames(space.model, space.regions, granularity)
+            leaves = [region for region in frames.leaves if not space.unit_of.keys().isdisjoint(region.nodes)]
+            for trial in good[:best_trials]:
+                schemes = schemes_of(frames, trial.placement)
+                counts: dict[str, Counter[Scheme]] = {}
+                for region in leaves:
+                    pattern = frames.of(region.id).pattern
+                    counts.setdefault(pattern, Counter())[schemes[region.id]] += 1
+                    texts[pattern] = region.pattern_text
+                for pattern, count in counts.items():
+                    scheme = min(count, key=lambda scheme: (-count[scheme], scheme.digest))
+                    found.setdefault(Key(backend, device, pattern), []).append(
+                        _make_entry(scheme, trial, proved)
+                    )
+        return cls(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
+
+    def warm_starts(self, space: SchemeSpace, backend: str, device: str) -> tuple[Placement, ...]:
+        """Placements to begin with, of the best known scheme of each pattern; those with its shapes precede others.
+
+        Entries of this device take precedence over those of others. Regions of unknown patterns stay float, and in one
+        more placement are fully quantized. Raises `StateError` if the cache has entries of other backends only.
+        """
+        backends = sorted({key.backend for key in self.entries})
+        if backends and backend not in backends:
+            raise StateError(
+                f"the pattern cache was made on {', '.join(backends)}, not on {backend}: "
+                "speed differs between backends",
+                cure=f"start from a patterns.yaml that a run on {backend} has left",
+            )
+        usable: dict[str, tuple[CacheEntry, ...]] = {}
+        for key, entries in self.entries.items():
+            is_own = key.device == device or Key(backend, device, key.pattern) not in self.entries
+            if key.backend == backend and is_own:
+                usable[key.pattern] = pruned((*usable.get(key.pattern, ()), *entries))
+        frames = [Frames(space.model, space.regions, granularity) for granularity in GRANULARITIES]
+        schemes: list[dict[str, Scheme]] = [{} for _ in frames]
+        known: set[str] = set()
+        for framed, chosen in zip(frames, schemes, strict=True):
+            for region in (region for region in framed.leaves if region.id not in known):
+                frame = framed.of(region.id)
+                # the best of which all places exist: a cache may contain any
+                for entry in usable.get(frame.pattern, ()):
+                    if all(find_ends(framed, frame, site) is not None for site in entry.scheme.sites):
+                        chosen[region.id] = entry.scheme
+                        known.add(region.id)
+                        break
+        if not known:
+            return ()
+        labels = labels_of(space, *map(placement_of, frames, schemes))
+        unknown = {unit.id: unit.full for unit in space.units if frames[0].leaf_of.get(unit.id) not in known}
+        starts = (space.resolve({**labels, **unknown}), space.resolve(labels))
+        # an empty start records that a similar model stays float
+        return tuple({start.digest: start for start in starts if start.sites or not unknown}.values())
+
+    @classmethod
+    def read(cls, path: Path) -> PatternCache:
+        """Read a cache. Raises `StateError` naming the file if it is missing, damaged, or not a cache."""
+        try:
+            if (size := path.stat().st_size) > MOST_BYTES:
+                what = f"a pattern cache has at most {MOST_BYTES:,} bytes, not {size:,}"
+                raise StateError(what, where=path, cure=_CURE)
+            text = path.read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            raise StateError(f"the pattern cache cannot be read: {error.strerror}", where=path) from None
+        except UnicodeDecodeError:
+            raise StateError("the pattern cache is not UTF-8 text", where=path, cure=_CURE) from None
+        try:
+            content = yaml.safe_load(text)  # deep nesting is an error, aliases share what they name
+            if any(isinstance(event, AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+                raise yaml.YAMLError("a pattern cache has no aliases")
+        except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
+            what = f"the pattern cache is not YAML: {first_line(error)}"
+            raise StateError(what, where=path, cure=_CURE) from None
+        try:
+            file = _File.model_validate(content)
+        except ValidationError as error:
+            what = f"this is not a pattern cache: {problem_text(error, 'the whole file')}"
+            raise StateError(what, where=path, cure=_CURE) from None
+        entries: dict[Key, tuple[CacheEntry, ...]] = {}
+        texts: dict[str, str] = {}
+        for part in file.caches:
+            for pattern in part.patterns:
+                key = Key(part.backend, part.device, pattern.pattern)
+                entries[key] = pruned((*entries.get(key, ()), *pattern.schemes))
+                texts[pattern.pattern] = pattern.text
+        return cls(entries=entries, texts=texts)
+
+    def text(self) -> str:
+        """The YAML text; equal caches give equal texts."""
+        caches: dict[tuple[str, str], list[dict[str, object]]] = {}
+        for key in sorted(self.entries):
+            rows = []
+            for entry in self.entries[key]:
+                rows.append(_Line(ratio=float(entry.ratio)))
+                if entry.interval is not None:
+                    rows[-1]["interval"] = list(map(float, entry.interval))
+                rows[-1]["sites"] = str(entry.scheme)
+            pattern: dict[str, object] = {"pattern": key.pattern, "text": self.texts.get(key.pattern, "")}
+            caches.setdefault((key.backend, key.device), []).append(pattern | {"schemes": rows})
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "caches": [
+                {"backend": backend, "device": device, "patterns": patterns}
+                for (backend, device), patterns in caches.items()
+            ],
+        }
+        return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDE))
+
+
+def pruned(entries: Iterable[CacheEntry], most: int = 32) -> tuple[CacheEntry, ...]:
+    """The best entry of each scheme, the best first. More than ``most`` would only make the file larger."""
+    best: dict[Scheme, CacheEntry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.rank):
+        best.setdefault(entry.scheme, entry)
+    return tuple(best.values())[:most]
+
+
+def _make_entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> CacheEntry:
+    interval = confirmed.get(trial.placement.digest)
+    if interval is not None:
+        return CacheEntry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
+    assert trial.ratio is not None
+    return CacheEntry(scheme=scheme, ratio=trial.ratio)
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+SCHEMA_VERSION = 1
+MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
+_WIDE = 2**20  # characters before a line is broken: one line per scheme
+_CURE = "delete it, and let a tuning run write it anew"
+
+
+class _Line(dict[str, object]):
+    """A mapping that is written on one line."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # of a library without types
+    """Writes each `_Line` on one line, and no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of any value
+        return True
+
+
+_Dumper.add_representer(
+    _Line, lambda dumper, row: dumper.represent_mapping("tag:yaml.org,2002:map", row, flow_style=True)
+)
+
+
+class _Pattern(_Row):
+    pattern: str
+    text: str = ""
+    schemes: list[CacheEntry]
+
+
+class _Cache(_Row):
+    backend: str
+    device: str
+    patterns: list[_Pattern]
+
+
+class _File(_Row):
+    schema_version: Literal[1]
+    caches: list[_Cache]

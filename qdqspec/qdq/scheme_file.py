@@ -23,10 +23,9 @@ from qdqspec.graph import Model, computes_in_float16, in_float32, with_types, wr
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
 from qdqspec.qdq.formats import QuantParams, number_format
 from qdqspec.qdq.insert import ChangedModel, insert_qdq
-from qdqspec.qdq.match import SHIFTS, STEPS, fit_pairs, prepared_for, shape_of
+from qdqspec.qdq.match import SHIFTS, STEPS, fit_scheme, shape_of
 from qdqspec.qdq.pairs import biased_layer
-from qdqspec.qdq.quantizer import unpacked
-from qdqspec.qdq.scales import in_type_of, quantize
+from qdqspec.qdq.quantizer import in_type_of, params_of, quantize, unpacked
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
@@ -123,8 +122,8 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> ChangedMo
         typed = in_float32(model)
         converted = [f"converted from {known.converted_from} to float32, as tuning does"]
     typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
-    prepared, notes = prepared_for(typed, known.pairs, known.positions, known.equalized)
-    fitted = fit_pairs(prepared, known.pairs, known.positions)
+    fitted = fit_scheme(typed, known.pairs, known.positions, known.equalized)
+    prepared, notes = fitted.model, [*fitted.notes]
     if known.pairs and not fitted.pairs:
         first, reason = next(iter(fitted.reasons.items()))
         raise PlacementError(
@@ -191,21 +190,6 @@ class SchemeNumbers:
             whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
             self._pairs[site] = self._pairs[whole]
         return self._pairs[site]
-
-
-def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
-    """The numbers of a pair as arithmetic parameters; scales of blocks need the shape of the weight."""
-    fmt, axis = number_format(pair.site.format), pair.site.axis
-    along: tuple[int, ...] = () if axis is None else (-1,)
-    is_dynamic = fmt.dynamic and not pair.site.weight
-    if is_dynamic:
-        along = ()
-    elif fmt.block and axis is not None:
-        along = tuple(-(-d // fmt.block) if i == axis else d for i, d in enumerate(shape))
-    scale = np.array(pair.scale, np.float32).reshape(along)
-    zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
-    outer = None if pair.outer is None else np.asarray(pair.outer, np.float32)
-    return QuantParams(fmt, scale, zero_point, axis, outer, is_dynamic)
 
 
 def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:

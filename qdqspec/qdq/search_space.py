@@ -17,15 +17,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple, TypeAlias
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import PlacementError
-from qdqspec.graph import Model
-from qdqspec.graph.ops import is_default
+from qdqspec.graph import Model, Node, fold_weights, with_integer_kernels
+from qdqspec.graph.ops import CONTROL, is_constant_node, is_default, is_float
+from qdqspec.graph.regions import Judged, flow_of
 from qdqspec.qdq.capabilities import Capabilities
-from qdqspec.qdq.formats import RUN_TIME, number_format
-from qdqspec.qdq.unit_finder import UnitFinder
+from qdqspec.qdq.formats import BIAS_FORMAT, RUN_TIME, number_format
+from qdqspec.qdq.unit_finder import COMPUTED, NOT_ASKED, OTHER_PAIRS, UnitFinder, type_name
 from qdqspec.qdq.units import (
     Edge,
     Form,
@@ -41,28 +41,15 @@ from qdqspec.qdq.units import (
 from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Region, Site, kind_of, label_of
 
 
-class _Key(NamedTuple):
-    """A pair without its readers: tensor, format, and what keeps it apart from other pairs on the tensor."""
-
-    tensor: str
-    format: str
-    axis: int | None
-    owner: str | None  # the unit of a bias, "" of another constant, `None` of an activation
-    scope: str  # the graph that reads an activation: kernels are fused within one
-
-
-_PairEdge: TypeAlias = tuple[_Key, Consumer]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Choice:
-    """A label of a unit, and its edges."""
+    """A label of a unit, and its pairs, each with one reader."""
 
     unit: str
     label: Label
-    reads: tuple[_PairEdge, ...]  # have a pair
-    makes: tuple[_PairEdge, ...]  # have a pair unless a reader needs otherwise
-    floats: frozenset[Edge]  # have no pair
+    reads: tuple[Site, ...]
+    makes: tuple[Site, ...]  # omitted if the reader needs otherwise
+    floats: frozenset[Edge]  # without a pair
     yields: bool  # whether it can output float instead
 
 
@@ -88,10 +75,8 @@ class SchemeSpace:
         self._capabilities = capabilities
         self.choices = format_choices(self.rules, capabilities)
         self.finder = UnitFinder(model, capabilities, self.rules, self.choices)
-        self.stages: dict[str, tuple[Unit, ...]] = apply_rules(
-            model, tuple(self.finder.find(allowed)), capabilities.rules
-        )
-        *_, found = self.stages.values()
+        # the rule that excludes a node, by the node
+        found, self.excluded = apply_rules(model, tuple(self.finder.find(allowed)), capabilities.rules)
         outside = {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         self._closed = frozenset(denied) | outside
         self._denied = frozenset((*denied, *self._quantized_unasked(found)))
@@ -133,7 +118,7 @@ class SchemeSpace:
         self.by_id = {unit.id: unit for unit in self.units}
         self.unit_of = {node: unit.id for unit in self.units for node in unit.nodes}
         self._choice = cache(self._make_choice)
-        self._site = cache(self._make_site)  # large placements compare sites by identity
+        self._join = cache(join_readers)  # large placements compare sites by identity
         for name in ("_products", "_completions"):  # those of other units
             self.__dict__.pop(name, None)
 
@@ -191,17 +176,14 @@ class SchemeSpace:
         covered = _cover_edges(choices, floats)
         added = {}
         for one, places in self._completions:
-            lacks_pair = any(edge[0].owner is not None and edge not in covered for edge in one.reads)
+            lacks_pair = any(site.weight and site not in covered for site in one.reads)
             if lacks_pair and not any(map(covered.isdisjoint, places)):
                 added[one.unit] = one
         if added:
             every = {choice.unit: choice for choice in choices} | added
             choices = [every[unit] for unit in sorted(every)]
             covered = _cover_edges(choices, floats)
-        readers: defaultdict[_Key, set[Consumer]] = defaultdict(set)
-        for key, end in covered:
-            readers[key].add(end)
-        sites = frozenset(self._site(key, frozenset(ends)) for key, ends in readers.items())
+        sites = frozenset(map(self._join, group_sites(self.model, covered)))
         return Placement(sites=sites, labels=tuple((choice.unit, choice.label) for choice in choices))
 
     def permitted(self, placement: Placement) -> Placement:
@@ -248,15 +230,6 @@ class SchemeSpace:
 
     # ---- which pairs follow from labels ----------------------------------------------------------
 
-    def _make_site(self, key: _Key, ends: frozenset[Consumer]) -> Site:
-        return Site(
-            tensor=key.tensor,
-            consumers=tuple(ends),
-            format=key.format,
-            axis=key.axis,
-            weight=key.owner is not None,
-        )
-
     def _before_floats(self, choices: list[_Choice]) -> list[_Choice]:
         """The choices without those of units that quantize an edge which is to be float, and cannot omit its pair."""
         while True:
@@ -266,7 +239,7 @@ class SchemeSpace:
             kept = []
             for choice in choices:
                 fixed = choice.reads if choice.yields else (*choice.reads, *choice.makes)
-                if not any((key.tensor, end) in floats for key, end in fixed):
+                if floats.isdisjoint(map(_edge_of, fixed)):
                     kept.append(choice)
             if len(kept) == len(choices):
                 return kept
@@ -316,14 +289,9 @@ class SchemeSpace:
         form, kind = unit.form_of(label), kind_of(label)
         gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
         fmt = form.choice.reads(kind)
-        constants = [(site, "") for site in form.constants] if kind != "activation-only" else []
-        constants += [(site, unit.id) for site in form.biases] if kind == "in-only" else []
         reads = [self._activation(edge, fmt) for edge in unit.edges] if fmt is not None else []
-        reads += [
-            (_Key(site.tensor, site.format, site.axis, owner, ""), end)
-            for site, owner in constants
-            for end in site.consumers
-        ]
+        reads += form.constants if kind != "activation-only" else ()
+        reads += form.biases if kind == "in-only" else ()
         return _Choice(
             unit=unit.id,
             label=label,
@@ -336,10 +304,10 @@ class SchemeSpace:
         )
 
     @cached_property
-    def _completions(self) -> list[tuple[_Choice, list[frozenset[_PairEdge]]]]:
+    def _completions(self) -> list[tuple[_Choice, list[frozenset[Site]]]]:
         """The choices ``in+out`` of units that the runtime quantizes if what they read and give is quantized.
 
-        With each, for each edge before and after the unit, the edges on which a pair reaches it.
+        With each, for each edge before and after the unit, the pairs that reach it.
         """
         found = []
         model, past = self.model, self._capabilities.moved_past
@@ -354,13 +322,40 @@ class SchemeSpace:
                     found.append((self._choice(unit.id, label), places))
         return found
 
-    def _activation(self, edge: Edge, fmt: str) -> _PairEdge:
-        """An edge in an activation format; blocks are along the last axis, which products are summed over."""
-        tensor, end = edge
+    def _activation(self, edge: Edge, fmt: str) -> Site:
+        """The pair of an edge in a format; blocks are along the last axis, which products are summed over."""
         blocked = bool(fmt) and number_format(fmt).block
-        axis = len(self.model.shape(tensor) or ()) - 1 if blocked else None
-        scope = "" if not self.model.has_bodies or end.is_output else self.model.by_name[end.node].scope
-        return _Key(tensor, fmt, axis, None, scope), end
+        axis = len(self.model.shape(edge[0]) or ()) - 1 if blocked else None
+        return Site(tensor=edge[0], consumers=edge[1:], format=fmt, axis=axis)
+
+
+def group_sites(model: Model, singles: Iterable[Site]) -> Iterable[frozenset[Site]]:
+    """The pairs with one reader each that are one site: of one tensor with equal formats, for readers in one graph.
+
+    Kernels are fused within a graph. Each int32 bias has a scale of its own.
+    """
+    groups: defaultdict[tuple[object, ...], set[Site]] = defaultdict(set)
+    for site in singles:
+        (end,) = site.consumers
+        in_main = site.weight or end.is_output or not model.has_bodies
+        scope = "" if in_main else model.by_name[end.node].scope
+        own = end if site.format == BIAS_FORMAT else None
+        groups[site.tensor, site.format, site.axis, site.weight, scope, own].add(site)
+    return map(frozenset, groups.values())
+
+
+def join_readers(sites: frozenset[Site]) -> Site:
+    """The site of a group with all its readers."""
+    first = next(iter(sites))
+    return (
+        first
+        if len(sites) == 1
+        else replace(first, consumers=tuple(c for one in sites for c in one.consumers))
+    )
+
+
+def _edge_of(site: Site) -> Edge:
+    return site.tensor, site.consumers[0]
 
 
 def project(space: SchemeSpace, placement: Placement) -> Placement:
@@ -410,18 +405,92 @@ def _choose_form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
     return max(similar, key=similar.__getitem__, default=None)
 
 
-def _cover_edges(choices: list[_Choice], floats: frozenset[Edge]) -> set[_PairEdge]:
-    """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
+def _cover_edges(choices: list[_Choice], floats: frozenset[Edge]) -> set[Site]:
+    """The pairs of edges that are read quantized, and of those made quantized if no reader needs otherwise.
 
     A reader may need another format, or float if the producer can omit its pair. ``floats`` are more edges that are to
     be float.
     """
-    covered = {edge for choice in choices for edge in choice.reads}
-    wanted = {(key.tensor, end): key for key, end in covered}
+    covered = {site for choice in choices for site in choice.reads}
+    wanted = {_edge_of(site): site for site in covered}
     floats = floats.union(*(choice.floats for choice in choices)).difference(wanted)
     for choice in choices:
-        for key, end in choice.makes:
-            edge = key.tensor, end
-            if wanted.get(edge, key) == key and not (choice.yields and edge in floats):
-                covered.add((key, end))
+        for site in choice.makes:
+            edge = _edge_of(site)
+            if wanted.get(edge, site) == site and not (choice.yields and edge in floats):
+                covered.add(site)
     return covered
+
+
+# ---- reasons against operators and graph outputs, for `qdqspec inspect` ----------------------------------
+
+
+def judge(
+    model: Model,
+    capabilities: Capabilities,
+    *,
+    backend: str,
+    note: str = "",
+    rules: QuantizeRules | None = None,
+) -> Judged:
+    """The nodes of a model that a backend's search may quantize, and the reasons against the others.
+
+    The model is converted from float16 and folded first, as in tuning. ``note`` is a remark about the backend.
+    """
+    rules = rules or QuantizeRules()
+    base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    added = base.by_name.keys() - model.by_name.keys()  # casts
+    folded = fold_weights(base)
+    missing = frozenset(folded.missing)
+    carried = flow_of(folded.model).carried
+    space = SchemeSpace(folded.model, capabilities, rules=rules)
+    # Folding renumbers nodes without a name: they are matched by their order. Constant nodes may be folded too.
+    ours_left = (node for node in model.nodes if node.name not in missing and not is_constant_node(node))
+    theirs_left = (n for n in folded.model.nodes if not is_constant_node(n) and n.name not in added)
+    left = zip(ours_left, theirs_left, strict=True)
+    reasons = {
+        ours.name: _explain_node(space, theirs, carried) for ours, theirs in left if not ours.is_marker
+    }
+    reasons |= {
+        name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in folded.removed
+    }
+    reasons |= dict.fromkeys(folded.computed, COMPUTED)
+    offered = {tensor for unit in space.units for tensor in unit.outputs}
+    asked = SchemeSpace(folded.model, capabilities, rules=replace(rules, outputs=True))
+    outputs = {
+        tensor: "" if tensor in offered else _explain_output(asked, tensor, carried) or NOT_ASKED
+        for tensor in folded.model.outputs
+    }
+    return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
+
+
+def _explain_node(space: SchemeSpace, node: Node, carried: frozenset[int]) -> str:
+    """The reason why a node is not offered; empty if it is."""
+    if node.name in space.by_id:
+        return ""
+    op_type = node.op_type
+    if node.index in carried:
+        return COMPUTED
+    if op_type in CONTROL:
+        return f"{op_type}: control flow; the nodes of its bodies count by themselves"
+    if node.name in space.unit_of:
+        return f"{op_type}: quantized together with the operator before it"
+    if rule := space.excluded.get(node.name):
+        return f"{op_type}: rule {rule} leaves it in float"
+    found = space.finder.examine(node)
+    return found if isinstance(found, str) else f"{op_type}: {OTHER_PAIRS}"
+
+
+def _explain_output(space: SchemeSpace, tensor: str, carried: frozenset[int]) -> str:
+    """The reason why a graph output stays float; empty if it may be quantized."""
+    model, maker = space.model, space.model.producer.get(tensor)
+    if any(tensor in unit.outputs for unit in space.units):
+        return ""
+    if maker is None or tensor in model.constants:
+        return "no node computes it"
+    if not is_float(model, tensor):
+        return f"it holds {type_name(model, tensor)}"
+    if maker.name not in space.unit_of:
+        return _explain_node(space, maker, carried)
+    why = space.finder.why_float(tensor, model.by_name[space.unit_of[maker.name]])
+    return why or f"{maker.op_type}: the backend runs it with a float output only"

@@ -1,31 +1,60 @@
-"""Compares two models without Q/DQ: their nodes, constants and interface.
+"""Compares two models without Q/DQ: which nodes of both are the same, their constants, and the interface.
 
 Constants are compared where nodes read them: a tool may have renamed them, and one that was stored in integers is
-restored only within half a step. Names of nodes are aligned first, where a model has none of its own and numbers its
-nodes: the numbers depend on the nodes before, such as those that a tool added.
+restored only within half a step.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from qdqspec._core.arrays import Array
 from qdqspec.graph import Model, Node, folded_like
-from qdqspec.graph.ops import is_constant_node
-from qdqspec.graph.protos import copied
-from qdqspec.qdq.strip import StrippedModel
 from qdqspec.types import Consumer
 
-HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]
-
 _NUMBERED = re.compile(r"(?:^|/)[^/]*#\d+(?:/|$)")  # a node, or a call, without a name of its own
+
+
+def find_same_nodes(model: Model, other: Model) -> dict[str, str]:
+    """The names in a model of the nodes that the ``other`` model has too, by their names there.
+
+    The same node has the same name of its own, or the same operator that makes the same tensor: tools rename nodes, and
+    those without a name are numbered, which depends on the nodes before them.
+    """
+    makers = {(node.op_type, node.outputs[0]): node.name for node in model.nodes if node.outputs}
+    names: dict[str, str] = {}
+    for node in other.nodes:
+        known = makers.get((node.op_type, node.outputs[0])) if node.outputs else None
+        is_named = node.name in model.by_name and not _NUMBERED.search(node.name)
+        if known is not None and not (is_named and not _NUMBERED.search(known)):
+            names[node.name] = known
+        elif is_named:
+            names[node.name] = node.name
+    return names
+
+
+def align_names(model: Model, other: Model) -> dict[str, str]:
+    """The names of all nodes of the ``other`` model for a comparison: those of the same nodes, or the same numbers.
+
+    Nodes that the model lacks have names that it has not.
+    """
+    names = find_same_nodes(model, other)
+    taken = {*names.values()}
+    for node in other.nodes:
+        name = names.get(node.name, node.name)
+        while node.name not in names and name in taken:  # another node has this number in the model
+            name += "'"
+        names[node.name] = name
+        taken.add(name)
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,97 +79,118 @@ class SkeletonDiff:
         return bool(self.added or self.removed or self.changed or self.constants or self.interface)
 
 
-def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps) -> SkeletonDiff:
-    """Compare two models without Q/DQ; ``steps`` are tolerances of the constants that nodes read.
+class Skeleton:
+    """A model without Q/DQ that is compared with another one.
 
-    Inner tensors are identified by their producers, not by name.
+    ``names`` are those of its nodes in the other model; ``half_steps`` tolerances of the constants at inputs of nodes.
+    Values of the constants ``others`` do not count.
     """
-    folded = tuple[str, ...]()  # in one model, if the other one has folded its nodes and computed its weights
-    if (part := folded_like(a, b)) is not None:
-        a, folded = part.model, part.missing
-    elif (part := folded_like(b, a)) is not None:
-        b, folded = part.model, part.missing
-    mine, its = _find_operators(a), _find_operators(b)
-    both = [name for name in mine if name in its]
-    differing = (words for name in both for words in _compare_constants(a, b, name, steps_a, steps_b))
+
+    def __init__(
+        self,
+        model: Model,
+        names: Mapping[str, str] = MappingProxyType({}),
+        half_steps: Mapping[Consumer, Array] = MappingProxyType({}),
+        others: Collection[str] = (),
+    ) -> None:
+        self.model, self.names, self.half_steps, self._others = model, names, half_steps, others
+
+    def folded_like(self, other: Skeleton) -> tuple[Skeleton, tuple[str, ...]]:
+        """This model, folded if the other one was, and the names of the nodes that this removes."""
+        part = folded_like(self.model, other.model)
+        if part is None:
+            return self, ()
+        changed = copy(self)
+        changed.model = part.model
+        return changed, part.missing
+
+    @cached_property
+    def operators(self) -> dict[str, Node]:
+        """The nodes by their names in the other model, without constants."""
+        return {
+            self.names.get(node.name, node.name): node
+            for node in self.model.nodes
+            if node.outputs[:1]
+            and not node.is_marker
+            and not (node.op_type == "Constant" and node.outputs[0] in self.model.constants)
+        }
+
+    def sources(self, node: Node) -> list[tuple[str, int]]:
+        """The source of each input: a node and the index of its output, else the name of an input."""
+        found = []
+        for tensor in node.inputs:
+            maker = self.model.producer.get(tensor)
+            if tensor in self.model.constants:
+                found.append(("(constant)", 0))
+            elif maker is None:
+                found.append((f"input {tensor}", 0))
+            else:
+                found.append((self.names.get(maker.name, maker.name), maker.outputs.index(tensor)))
+        return found
+
+    def reads(self, node: Node) -> str:
+        """The inputs of a node, for readers."""
+        return ", ".join("(constant)" if name in self.model.constants else name for name in node.inputs)
+
+    def results(self, node: Node) -> list[str]:
+        """The outputs of a node, of which the names count that are outputs of the graph."""
+        return [name if name in self.model.outputs or not name else "(inner)" for name in node.outputs]
+
+    def coarsest(self, tensor: str) -> list[Array]:
+        """Half a step of the coarsest pair on a tensor, if it has one.
+
+        Its readers may have different pairs, and a restored float weight comes from one of them.
+        """
+        if tensor in self._others:
+            return [np.array(np.inf)]
+        ends = self.model.consumers.get(tensor, ())
+        found = [self.half_steps[end] for end in ends if end in self.half_steps]
+        return [reduce(np.maximum, found)] if found else []
+
+
+def compare_skeletons(a: Skeleton, b: Skeleton) -> SkeletonDiff:
+    """Compare two models without Q/DQ. Inner tensors are identified by their producers, not by name."""
+    # one may have folded its nodes and computed its weights
+    (a, folded), (b, others) = a.folded_like(b), b.folded_like(a)
+    both = [name for name in a.operators if name in b.operators]
+    differing = (words for name in both for words in _compare_constants(a, b, name))
     return SkeletonDiff(
-        added=tuple(name for name in its if name not in mine),
-        removed=tuple(name for name in mine if name not in its),
-        changed=tuple(words for name in both if (words := _describe_change(a, b, mine[name], its[name]))),
+        added=tuple(name for name in b.operators if name not in a.operators),
+        removed=tuple(name for name in a.operators if name not in b.operators),
+        changed=tuple(f"'{name}': {words}" for name in both if (words := _describe_change(a, b, name))),
         constants=tuple(dict.fromkeys(differing)),
-        interface=tuple(_compare_interface(a, b)),
-        folded=folded,
+        interface=tuple(_compare_interface(a.model, b.model)),
+        folded=folded or others,
     )
 
 
-def _find_operators(model: Model) -> dict[str, Node]:
-    return {
-        node.name: node
-        for node in model.nodes
-        if node.outputs[:1]
-        and not node.is_marker
-        and not (node.op_type == "Constant" and node.outputs[0] in model.constants)
-    }
-
-
-def _describe_change(a: Model, b: Model, one: Node, other: Node) -> str:
-    """The difference of two nodes with one name; empty if there is none.
-
-    Of an output the name counts if it is one of the graph.
-    """
+def _describe_change(a: Skeleton, b: Skeleton, name: str) -> str:
+    """The difference of two nodes with one name; empty if there is none."""
+    one, other = a.operators[name], b.operators[name]
     if (one.op_type, one.domain) != (other.op_type, other.domain):
-        return f"'{one.name}': {one.op_type} > {other.op_type}"
-    sides = (a, one), (b, other)
-    fields = [
-        {f.name: f.SerializeToString(deterministic=True) for f in node.proto.attribute} for _, node in sides
-    ]
-    if fields[0] != fields[1]:
-        return f"'{one.name}': other attributes"
-    sources = [[_find_source(model, name) for name in node.inputs] for model, node in sides]
-    if sources[0] != sources[1]:
-        reads = (
-            ", ".join("(constant)" if name in model.constants else name for name in node.inputs)
-            for model, node in sides
-        )
-        return f"'{one.name}': reads {' > '.join(reads)}"
-    results = [
-        [name if name in model.outputs or not name else "(inner)" for name in node.outputs]
-        for model, node in sides
-    ]
-    if results[0] != results[1]:
-        return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
+        return f"{one.op_type} > {other.op_type}"
+    mine, its = (
+        {each.name: each.SerializeToString(deterministic=True) for each in node.proto.attribute}
+        for node in (one, other)
+    )
+    if mine != its:
+        return "other attributes"
+    if a.sources(one) != b.sources(other):
+        return f"reads {a.reads(one)} > {b.reads(other)}"
+    if a.results(one) != b.results(other):
+        return f"makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
     return ""
 
 
-def _find_source(model: Model, tensor: str) -> tuple[str, int]:
-    """The source of a tensor: a node and the index of its output, else the name of an input."""
-    if tensor in model.constants:
-        return "(constant)", 0
-    maker = model.producer.get(tensor)
-    return (f"input {tensor}", 0) if maker is None else (maker.name, maker.outputs.index(tensor))
-
-
-def _compare_constants(
-    a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps
-) -> Iterator[str]:
-    for left, right in zip(a.by_name[name].inputs, b.by_name[name].inputs, strict=False):
-        if left in a.constants and right in b.constants:
-            steps = [_find_coarsest(a, left, steps_a), _find_coarsest(b, right, steps_b)]
-            words = compare_values(a, left, b, right, [step for step in steps if step is not None])
-            if words:
+def _compare_constants(a: Skeleton, b: Skeleton, name: str) -> Iterator[str]:
+    for left, right in zip(a.operators[name].inputs, b.operators[name].inputs, strict=False):
+        if left in a.model.constants and right in b.model.constants:
+            steps = [*a.coarsest(left), *b.coarsest(right)]
+            if words := compare_values(a.model, left, b.model, right, steps):
                 yield f"'{left}': {words}"
 
 
-def _find_coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
-    """Half a step of the coarsest pair on a tensor.
-
-    Its readers may have different pairs, and a restored float weight comes from one of them.
-    """
-    found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
-    return reduce(np.maximum, found) if found else None
-
-
-def compare_values(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
+def compare_values(a: Model, left: str, b: Model, right: str, steps: list[Array]) -> str:
     """The values of two constants that differ; where ``steps`` are given, by more than rounding to integers."""
     one, other = a.constants[left], b.constants[right]
     if one.data_type != other.data_type or list(one.dims) != list(other.dims):
@@ -175,44 +225,3 @@ def _compare_interface(a: Model, b: Model) -> Iterator[str]:
         yield from (f"{kind} '{name}' removed" for name in mine if name not in its)
         yield from (f"{kind} '{name}' added" for name in its if name not in mine)
         yield from (f"{kind} '{n}': other type or shape" for n in mine if n in its and mine[n] != its[n])
-
-
-# ---- names -------------------------------------------------------------------------------------
-
-
-def aligned(first: StrippedModel, second: StrippedModel) -> tuple[StrippedModel, StrippedModel]:
-    """Both models; nodes of the second have the names of the first where the same operator makes the same tensor.
-
-    One of the two names must be a number. Nodes that the first model lacks have names that it has not. Folding keeps
-    the names.
-    """
-    a, b = first.stripped, second.stripped
-    if not any(_NUMBERED.search(node.name) for node in (*a.nodes, *b.nodes)):
-        return first, second
-    makers = {(node.op_type, node.outputs[0]): node.name for node in a.nodes if node.outputs}
-    names: dict[str, str] = {}
-    for node in b.nodes:
-        known = makers.get((node.op_type, node.outputs[0])) if node.outputs else None
-        if known is not None and (_NUMBERED.search(known) or _NUMBERED.search(node.name)):
-            names[node.name] = known
-    taken = {*names.values()}
-    for node in b.nodes:
-        name = names.get(node.name, node.name)
-        while node.name not in names and name in taken:  # another node has this number in the first model
-            name += "'"
-        names[node.name] = name
-        taken.add(name)
-    return _rename_nodes(first, {node.name: node.name for node in a.nodes}), _rename_nodes(second, names)
-
-
-def _rename_nodes(part: StrippedModel, names: Mapping[str, str]) -> StrippedModel:
-    stripped = Model(part.stripped.flat, path=part.stripped.path)
-    nodes = []
-    for node in part.stripped.nodes:
-        name, proto = names[node.name], node.proto
-        if not is_constant_node(node) and proto.name != name:  # a copy of a constant would copy a weight
-            proto = copied(proto)
-            proto.name = name
-        nodes.append(replace(node, name=name, proto=proto))
-    stripped.nodes = tuple(nodes)
-    return replace(part, stripped=stripped, names={node: names[name] for node, name in part.names.items()})

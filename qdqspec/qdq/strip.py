@@ -1,20 +1,17 @@
-"""Removes Q/DQ from a model, made by any tool, and describes the removed pairs: the inverse of insertion.
-
-Pairs are recognized by structure, never by name.
-"""
+"""Removes Q/DQ from a model, made by any tool, and describes the removed pairs: the inverse of insertion."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 
 import onnx
 from onnx import TensorProto
 
-from qdqspec._core.units import names_text
-from qdqspec.graph import QDQ_OPS, Model, Node, closed, converted_like, folded_like, raise_opset, tensor_bytes
+from qdqspec._core.units import list_text, names_text
+from qdqspec.graph import QDQ_OPS, Model, Node, closed, converted_like, folded_like, raise_opset
 from qdqspec.graph.protos import (
     all_graphs,
     copied,
@@ -23,7 +20,6 @@ from qdqspec.graph.protos import (
     graphs_inside,
     map_tensors,
     metadata,
-    names_read_inside,
     opset_of,
     refill,
     rename_tensors,
@@ -35,7 +31,8 @@ from qdqspec.qdq.formats import QuantParams
 from qdqspec.qdq.insert import RAISED_FROM, ChangedModel, RaisedInputs, raised
 from qdqspec.qdq.pair_numbers import is_op, makes_scale, read_params
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
-from qdqspec.qdq.recognize import Recognition, find_same_node, recognize, within_reach
+from qdqspec.qdq.recognize import recognize, within_reach
+from qdqspec.qdq.skeleton import Skeleton, SkeletonDiff, align_names, compare_skeletons, find_same_nodes
 from qdqspec.types import Consumer
 
 # operators that compute in integers, by the beginnings of their types
@@ -55,150 +52,150 @@ def strip_qdq(model: Model, reference: Model | None = None) -> ChangedModel:
     and drop what nothing reads. Pairs that cannot be removed are kept and noted. External data of the reference
     may be outside the folder of ``model``: `save_model` includes it.
     """
-    if reference is None:
-        return _strip(model, None)[0]
+    apart = strip_like(model, reference)
+    if reference is None or not apart.is_reference:
+        # of a model that the tool changed otherwise too, a weight may be part of that change
+        apart = apart if reference is None else strip_like(model, reference, rounded_only=True)
+        notes = [*apart.notes_on_model(), *apart.unlike()]
+        if (before := metadata(model.proto, RAISED_FROM)) is not None:
+            notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
+        return ChangedModel(apart.proto, tuple(notes))
+    notes = [*apart.notes_on_model(), "equal to the reference"]
     converted = converted_like(reference, model)
-    restored_types = () if converted is reference else ("with the float16 tensors of the reference",)
-    stripped, is_equal = _strip(model, converted)
-    notes = stripped.notes
-    if not is_equal and (folded := folded_like(converted, model)) is not None:
-        other, is_equal = _strip(model, folded.model)
-        nodes = f"with the nodes that quantizing folded into weights, {names_text(folded.missing)}"
-        notes = (*other.notes, nodes)
-    if is_equal:
-        return ChangedModel(_make_reachable(reference, model), (*notes, *restored_types))
-    # of a model that the tool changed otherwise too, a weight may be part of that change
-    return _strip(model, converted, rounded_only=True)[0]
+    if (folded := folded_like(converted, model)) is not None:
+        nodes = names_text(folded.missing)
+        notes.append(f"with the nodes that quantizing folded into weights, {nodes}")
+    if converted is not reference:
+        notes.append("with the float16 tensors of the reference")
+    return ChangedModel(_make_reachable(reference, model), tuple(notes))
 
 
-def _strip(model: Model, reference: Model | None, *, rounded_only: bool = False) -> tuple[ChangedModel, bool]:
-    """Strip as `strip_qdq` without folding; also state whether the result is the reference.
+def strip_like(model: Model, reference: Model | None, *, rounded_only: bool = False) -> StrippedModel:
+    """The model without its pairs, restored from the ``reference``, the model before quantization.
 
-    With ``rounded_only`` the reference restores only weights of which the integers are roundings.
+    That is converted from float16 if the model was; its BatchNormalization and computed weights are folded as in
+    tuning, unless fewer weights of the model are found then. See `recognize` for ``rounded_only``.
     """
-    expected = None if reference is None else _raise_to_opset_of(model, reference)
-    found = recognize(model, expected, rounded_only=rounded_only)
-    work = _Stripping(found)
-    proto = work.build()
-    if found.model.has_bodies:  # weights in bodies are where their integers were
-        proto = closed(proto, {weight: integers for integers, weight in found.place.items()})
-    notes = [*work.notes()]
-    if reference is not None and expected is not None:
-        if _have_same_parts(proto, _make_reachable(expected, model), model):
-            return ChangedModel(_make_reachable(reference, model), (*notes, "equal to the reference")), True
-        weights = found.weights
-        notes += unlike(Model(proto, path=model.path), expected, weights.dequantized) or (
-            ["not like the reference in names, attributes, types or shapes"] * (not weights.dequantized)
-        )
-    if (before := metadata(model.proto, RAISED_FROM)) is not None:
-        notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
-    return ChangedModel(proto, tuple(notes)), False
+    if reference is None:
+        return StrippedModel(model)
+    converted = converted_like(reference, model)
+    folded = folded_like(converted, model)
+    references = [converted] if folded is None else [folded.model, converted]
+    found = (StrippedModel(model, each, rounded_only=rounded_only) for each in references)
+    return min(found, key=lambda apart: len(apart.found.dequantized))
 
 
-def unlike(stripped: Model, reference: Model, others: Collection[str] = ()) -> tuple[str, ...]:
-    """Notes on nodes that only one of two models has, on nodes with other attributes, and on constants, except
-    ``others``, with other values.
-    """
-    mine, its = (
-        {node.name for node in model.nodes if node.op_type not in QDQ_OPS and not node.is_marker}
-        for model in (stripped, reference)
-    )
-    changed = []
-    for name, tensor in stripped.constants.items():
-        known = reference.constants.get(name)
-        if known is not None and tensor != known and name not in others:
-            values = tensor_bytes(tensor, stripped.folder), tensor_bytes(known, reference.folder)
-            changed += [name] * (values[0] != values[1])
-    notes = []
-    if lost := [node.name for node in reference.nodes if node.name in its - mine]:
-        why = "the quantizing tool removed them"
-        notes.append(f"not like the reference, which has more nodes, {names_text(lost)}: {why}")
-    if added := [node.name for node in stripped.nodes if node.name in mine - its]:
-        why = "the quantizing tool added or renamed them"
-        notes.append(f"not like the reference, which lacks nodes, {names_text(added)}: {why}")
-    if changed:
-        why = "the quantizing tool changed them"
-        notes.append(f"not like the reference, which has other values, {names_text(changed)}: {why}")
-    compared = (node for node in stripped.nodes if node.op_type != "Constant" and not node.is_marker)
-    kept = ((node, find_same_node(reference, node)) for node in compared)
-    if other := [node.name for node, there in kept if there and node.attributes != there.attributes]:
-        why = "the quantizing tool changed them"
-        notes.append(f"not like the reference, which has other attributes, {names_text(other)}: {why}")
-    return tuple(notes)
-
-
-@dataclass(frozen=True, slots=True)
 class StrippedModel:
-    """A model, its version without Q/DQ, the names there of the nodes that both have, and notes on other nodes.
+    """A model without its Q/DQ pairs, which it holds with their places.
 
-    Names are those of the reference; ``known_as`` has them by the names of the stripped model, which numbers nameless
-    nodes otherwise if it has other constants.
-    Raising the opset of the reference made the nodes ``added`` of the model, in place of some that ``raised`` knows.
+    ``activations`` replaces the reference if only nodes have to be restored: see `recognize`, also for
+    ``rounded_only``. The ``stripped`` model is the ``proto`` in the flat form; ``found`` what was recognized.
     """
 
-    found: Recognition
-    stripped: Model
-    names: dict[str, str]
-    known_as: dict[str, str]
-    notes: tuple[str, ...] = ()
-    added: frozenset[str] = frozenset()
-    raised: RaisedInputs | None = None
+    def __init__(
+        self,
+        model: Model,
+        reference: Model | None = None,
+        *,
+        activations: Model | None = None,
+        rounded_only: bool = False,
+    ) -> None:
+        self._reference = reference
+        self._expected = None if reference is None else _raise_to_opset_of(model, reference)
+        self.found = recognize(model, self._expected, activations=activations, rounded_only=rounded_only)
+        self.model = self.found.model
+        # by name; None if the layer had none
+        self._biases = biases_before(self.model, self.found.removed)
+        self.stripped = Model(self._build(), path=model.path)
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model without the pairs."""
+        if not self.model.has_bodies:
+            return self.stripped.proto
+        # weights in bodies are where their integers were
+        return closed(self.stripped.flat, {weight: integers for integers, weight in self.found.place.items()})
+
+    # ---- compared with the reference -----------------------------------------------------------------
+
+    @cached_property
+    def difference(self) -> SkeletonDiff:
+        """The differences from the reference, except in the values of weights that it does not have."""
+        assert self._expected is not None
+        names = align_names(self._expected, self.stripped)
+        mine = Skeleton(self.stripped, names, others=self.found.dequantized)
+        return compare_skeletons(Skeleton(self._expected), mine)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it has the nodes, weights and interface of the reference."""
+        return not self.found.dequantized and not self.difference.differs
+
+    def unlike(self) -> tuple[str, ...]:
+        """Notes on differences from the reference."""
+        if self._expected is None:
+            return ()
+        found, notes = self.difference, []
+        if found.removed:
+            why = "the quantizing tool removed them"
+            notes.append(f"not like the reference, which has more nodes, {names_text(found.removed)}: {why}")
+        if found.added:
+            why = "the quantizing tool added or renamed them"
+            notes.append(f"not like the reference, which lacks nodes, {names_text(found.added)}: {why}")
+        if changes := (*found.changed, *found.constants, *found.interface):
+            notes.append(f"not like the reference, {list_text(changes, 3)}: the quantizing tool changed this")
+        return tuple(notes)
+
+    # ---- nodes and readers by their names in the reference -------------------------------------------
+
+    @cached_property
+    def _kept(self) -> dict[str, Node]:
+        """The nodes of the model that the stripped one has too, by their names."""
+        products = branches_of(self.model).keys() - self.stripped.by_name.keys()
+        origins = (origin for origin, proto in self._nodes() if proto.name not in products)
+        pairs = zip(origins, self.stripped.nodes, strict=True)
+        return {origin.name: node for origin, node in pairs if origin is not None}
+
+    @cached_property
+    def known_as(self) -> dict[str, str]:
+        """The names of the nodes of the stripped model in the reference, where nameless nodes have other numbers."""
+        known = {} if self._reference is None else find_same_nodes(self._reference, self.stripped)
+        return {node.name: known.get(node.name, node.name) for node in self.stripped.nodes}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names in the reference of the nodes that the model and the stripped one have."""
+        return {name: self.known_as[node.name] for name, node in self._kept.items()}
+
+    @cached_property
+    def _raised(self) -> tuple[RaisedInputs, frozenset[str]] | None:
+        """The inputs after the opset of the reference was raised, and the nodes that this added to the model."""
+        if self._reference is None or self._expected is self._reference or self._expected is None:
+            return None
+        before, after = (find_same_nodes(each, self.stripped) for each in (self._reference, self._expected))
+        added = (name for name, node in self._kept.items() if node.name in after.keys() - before.keys())
+        inputs = RaisedInputs(self._reference, [node.proto for node in self.stripped.nodes], is_raised=True)
+        return inputs, frozenset(added)
 
     def ends(self, tensor: str, end: Consumer) -> tuple[Consumer, ...]:
         """The consumers of a tensor for one of a pair: several if raising the opset replaced their nodes."""
         if end.is_output:
             return (end,)
-        replaced = self.raised.replaced(tensor) if self.raised and end.node in self.added else ()
+        inputs, added = self._raised or (None, ())
+        replaced = inputs.replaced(tensor) if inputs is not None and end.node in added else ()
         return replaced or (Consumer(self.names[end.node], end.input),)
 
+    # ---- the model -----------------------------------------------------------------------------------
 
-def strip_with_parts(
-    model: Model,
-    reference: Model | None = None,
-    *,
-    activations: Model | None = None,
-    rounded_only: bool = False,
-) -> StrippedModel:
-    """Strip a model as `strip_qdq` does, and return the removed parts with their places.
-
-    ``activations`` replaces the reference if only nodes have to be restored: see `recognize`, also for
-    ``rounded_only``.
-    """
-    expected = None if reference is None else _raise_to_opset_of(model, reference)
-    found = recognize(model, expected, activations=activations, rounded_only=rounded_only)
-    work = _Stripping(found)
-    stripped = Model(work.build(), path=model.path)
-    products = branches_of(model).keys() - stripped.by_name.keys()
-    origins = (origin for origin, proto in work.nodes() if proto.name not in products)
-    pairs = zip(origins, stripped.nodes, strict=True)
-    kept = {origin.name: node for origin, node in pairs if origin is not None}
-    known_as = {node.name: (find_same_node(reference, node) or node).name for node in stripped.nodes}
-    names = {name: known_as[node.name] for name, node in kept.items()}
-    notes = tuple(work.notes_on_nodes())
-    if reference is None or expected is reference:
-        return StrippedModel(found, stripped, names, known_as, notes)
-    only_raised = (n for n, node in kept.items() if not find_same_node(reference, node))
-    added = (n for n in only_raised if find_same_node(expected, kept[n]))
-    raised_inputs = RaisedInputs(reference, [node.proto for node in stripped.nodes], is_raised=True)
-    return StrippedModel(found, stripped, names, known_as, notes, frozenset(added), raised_inputs)
-
-
-class _Stripping:
-    """Builds the model without the pairs found, and the notes."""
-
-    def __init__(self, found: Recognition) -> None:
-        self.found = found
-        self.biases = biases_before(found.model, found.removed)  # by name; None if the layer had none
-
-    def build(self) -> onnx.ModelProto:
+    def _build(self) -> onnx.ModelProto:
         """The model without the pairs, in the flat form."""
-        found, model = self.found, self.found.model
+        found, model = self.found, self.model
         proto = copy_model(model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
-        graph.node.extend(proto for _, proto in self.nodes())
+        graph.node.extend(proto for _, proto in self._nodes())
         graph.initializer.extend(self._initializers())
         inputs = [i for i in model.flat.graph.input if i.name not in found.dropped]
-        reference = found.weights.reference
+        reference = self._expected
         if reference is not None and any(i.name in found.floats for i in reference.proto.graph.input):
             names = {i.name for i in inputs} | found.floats.keys()  # restored weights are graph inputs too
             inputs = [i for i in reference.proto.graph.input if i.name in names]
@@ -207,7 +204,7 @@ class _Stripping:
             free_initializers(proto)
         vanished = {out for index in found.removed for out in model.nodes[index].outputs}
         vanished |= found.dropped | found.alias.keys()
-        vanished -= found.floats.keys() | {model.nodes[i].outputs[0] for i in found.restorer.relus}
+        vanished -= found.floats.keys() | {model.nodes[i].outputs[0] for i in found.relus}
         vanished -= set(model.outputs)  # the pair that made an output is removed, the output is not
         graph.value_info.extend(v for v in model.flat.graph.value_info if v.name not in vanished)
         foreign = [node for node in model.nodes if node.domain == DOMAIN]
@@ -215,17 +212,17 @@ class _Stripping:
         is_unused = is_unused and all(f.domain != DOMAIN for f in model.proto.functions)
         if is_unused and any(is_pair_op(node.proto) for node in foreign):
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
-        return restored(proto, found.weights.restored)
+        return restored(proto, found.originals)
 
-    def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
+    def _nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; restored ones are new."""
-        restorer = self.found.restorer
-        for node in self.found.model.nodes:
-            if node.index in restorer.relus:
-                read = self.found.now(restorer.relus[node.index])
+        found = self.found
+        for node in self.model.nodes:
+            if node.index in found.relus:
+                read = self.found.now(found.relus[node.index])
                 yield None, onnx.helper.make_node("Relu", [read], list(node.outputs), f"{node.name}_Relu")
-            elif node.index in restorer.exact:
-                revived = restorer.exact[node.index]
+            elif node.index in found.exact:
+                revived = found.exact[node.index]
                 before = copied(self._node(node))
                 names = [revived.inputs[0] if o == revived.outputs[0] else o for o in before.output]
                 refill(before.output, names)
@@ -239,7 +236,7 @@ class _Stripping:
         found = self.found
         if node.op_type == "Constant":
             name = node.outputs[0]
-            bias = self.biases.get(name)
+            bias = self._biases.get(name)
             if bias is not None:
                 return with_value(node.proto, bias)
             weight = found.place.get(name) if name in found.dropped else None
@@ -252,7 +249,7 @@ class _Stripping:
                 changed.output[0] = weight
             return changed
         bias_name = node.input_at(BIAS_INPUT)
-        is_added = bias_name in self.biases and self.biases[bias_name] is None
+        is_added = bias_name in self._biases and self._biases[bias_name] is None
         is_renamed = any(name in found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
         if not (is_renamed or is_added):
             return node.proto
@@ -264,78 +261,80 @@ class _Stripping:
 
     def _initializers(self) -> Iterator[TensorProto]:
         placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}
-        for tensor in self.found.model.flat.graph.initializer:
-            if tensor.name in self.biases:
-                before = self.biases[tensor.name]
+        for tensor in self.model.flat.graph.initializer:
+            if tensor.name in self._biases:
+                before = self._biases[tensor.name]
                 yield from () if before is None else (before,)
             elif tensor.name not in self.found.dropped:
                 yield tensor
             elif tensor.name in self.found.place:
-                yield self._float(self.found.place[tensor.name])
-        yield from (self._float(name) for name in self.found.floats if name not in placed)
-        if self.found.restorer.reference is not None:
-            constants = self.found.restorer.reference.constants
-            yield from (_named(constants[name], name) for name in sorted(self.found.restorer.constants()))
+                yield self.found.float_weight(self.found.place[tensor.name])
+        yield from (self.found.float_weight(name) for name in self.found.floats if name not in placed)
+        yield from self.found.restored_constants()
 
-    def _float(self, name: str) -> TensorProto:
-        """The restored weight as an initializer."""
-        return _named(self.found.float_weight(name), name)
-
-    def notes(self) -> Iterator[str]:
-        """Notes for the reader."""
-        yield from self.notes_on_nodes()
-        bodies = (body for node in self.found.model.nodes for body in graphs_inside(node.proto))
+    def notes_on_model(self) -> Iterator[str]:
+        """Notes for the reader: on nodes, functions and weights."""
+        yield from self.notes
+        found = self.found
+        bodies = (body for node in self.model.nodes for body in graphs_inside(node.proto))
         graphs = (graph for body in bodies for graph in all_graphs(body))
-        for holder in (*graphs, *self.found.model.proto.functions):
+        for holder in (*graphs, *self.model.proto.functions):
             if any(node.op_type in QDQ_OPS for node in holder.node):
                 what = "a function, or a body of another operator than If, Loop, Scan"
                 yield f"not stripped, Q/DQ in '{holder.name}': {what}"
-        if self.found.weights.restored:
-            yield f"taken from the reference, {names_text(self.found.weights.restored)}"
-        if self.found.weights.dequantized:
-            known = self.found.weights.reference is not None
+        if found.originals:
+            yield f"taken from the reference, {names_text(found.originals)}"
+        if found.dequantized:
             cures = (
                 "give the original as reference to restore them",
                 "the reference has no such weight, or none of which they are roundings",
             )
-            weights = names_text(self.found.weights.dequantized)
-            yield f"dequantized, not equal to the original weights, {weights}: {cures[known]}"
-        if self.found.restorer.exact:
-            nodes = [node.name for node in self.found.restorer.exact.values()]
-            yield f"removed by the quantizing tool and taken from the reference, {names_text(nodes)}"
+            weights = names_text(found.dequantized)
+            yield f"dequantized, not equal to the original weights, {weights}: {cures[self._expected is not None]}"
+        if found.exact:
+            nodes = names_text(node.name for node in found.exact.values())
+            yield f"removed by the quantizing tool and taken from the reference, {nodes}"
 
-    def notes_on_nodes(self) -> Iterator[str]:
-        """Notes on nodes that are kept, on inserted ones, and on pairs that did more than rounding."""
-        for reason, nodes in self.found.left.items():
-            yield f"not removed, {names_text(nodes)}: {reason}"
-        if self.found.rescaled:
-            yield (
-                f"removed although they rescale values, pairs of {names_text(self.found.rescaled)}: a "
-                "DequantizeLinear has other numbers than its QuantizeLinear"
-            )
-        kept = [node for node in self.found.model.nodes if node.index not in self.found.removed]
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on nodes that are kept, and on inserted ones."""
+        found = self.found
+        notes = [f"not removed, {names_text(nodes)}: {reason}" for reason, nodes in found.left.items()]
+        kept = [node for node in self.model.nodes if node.index not in found.removed]
         kernels = [node for node in kept if node.op_type.startswith(INTEGER_KERNELS)]
         if kernels:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in kernels))
             what = "not Q/DQ, but operators that compute in integers themselves"
-            yield f"{what}, {kinds}, {names_text([n.name for n in kernels])}: left as they are"
+            names = names_text(node.name for node in kernels)
+            notes.append(f"{what}, {kinds}, {names}: left as they are")
         if foreign := [node.name for node in kept if node.domain == DOMAIN]:
-            yield f"operators of domain trt, {names_text(foreign)}: left as they are"
-        if self.found.restorer.relus:
-            yield (
-                "a Relu was inserted where a zero point cuts off negative values, "
-                f"{names_text(self.found.restorer.relus.values())}: the quantizing tool may have removed one, or a "
-                "Clip; the original with `--reference` restores the removed node"
+            notes.append(f"operators of domain trt, {names_text(foreign)}: left as they are")
+        if found.relus:
+            notes.append(
+                f"a Relu was inserted where a zero point cuts off negative values, {names_text(found.relus.values())}: "
+                "the quantizing tool may have removed one, or a Clip; the original with `--reference` restores the "
+                "removed node"
             )
+        return tuple(notes)
 
-
-def _named(tensor: TensorProto, name: str) -> TensorProto:
-    """The tensor with this name: the value of a Constant node may have any."""
-    if tensor.name == name:
-        return tensor
-    named = copied(tensor)
-    named.name = name
-    return named
+    @cached_property
+    def pairs(self) -> tuple[FoundPair, ...]:
+        """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
+        found: dict[tuple[str, str], list[FoundPair]] = {}
+        made: dict[str, FoundPair] = {}  # by the output of the DequantizeLinear
+        for node in self.model.nodes:
+            scale = makes_scale(self.model, node.outputs[0])
+            if is_op(node, "DequantizeLinear") and node.index in self.found.removed and not scale:
+                pair = made[node.outputs[0]] = _describe_pair(self, node, made)
+                alike = found.setdefault((pair.quantized, pair.tensor), [])
+                for index, known in enumerate(alike):
+                    if known.same(pair):
+                        ends, nodes = {*known.ends, *pair.ends}, (*known.nodes, *pair.nodes)
+                        alike[index] = replace(known, ends=tuple(sorted(ends)), nodes=nodes)
+                        break
+                else:
+                    alike.append(pair)
+        return tuple(pair for alike in found.values() for pair in alike)
 
 
 def _raise_to_opset_of(model: Model, reference: Model) -> Model:
@@ -345,32 +344,6 @@ def _raise_to_opset_of(model: Model, reference: Model) -> Model:
     if opset_of(model.proto) > opset_of(reference.proto):
         return Model(raise_opset(reference.proto, opset_of(model.proto)), path=reference.path)
     return reference
-
-
-def _have_same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
-    """Whether two models have the same nodes and weights, in any order, and the same interface.
-
-    Equal tensors may be stored in different fields, or one may refer to a file. Tools drop what nothing reads.
-    """
-    left, right = one.graph, other.graph
-    mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
-    is_same_interface = left.input == right.input and left.output == right.output
-    if not is_same_interface or one.functions != other.functions or not mine.keys() <= its.keys():
-        return False
-    read = {output.name for output in right.output}
-    for node in right.node:
-        read.update((*node.input, *names_read_inside(node)))
-    if not read.isdisjoint(its.keys() - mine.keys()):
-        return False
-    for name, tensor in mine.items():
-        same = its[name]
-        if tensor != same and (
-            (tensor.data_type, list(tensor.dims)) != (same.data_type, list(same.dims))
-            or tensor_bytes(tensor, reader.folder) != tensor_bytes(same, reader.folder)
-        ):
-            return False
-    nodes = (sorted(node.SerializeToString(deterministic=True) for node in g.node) for g in (left, right))
-    return next(nodes) == next(nodes)
 
 
 def _make_reachable(owner: Model, reader: Model) -> onnx.ModelProto:
@@ -386,7 +359,7 @@ class FoundPair:
 
     ``tensor`` and ``ends`` are names of the model without Q/DQ, ``quantized`` (the integers) and ``nodes``
     (the DequantizeLinear nodes) those of the model with it. A weight is ``stored`` if it has no
-    QuantizeLinear. Without ``numbers``, ``problem`` is why they are unknown.
+    QuantizeLinear. It has no ``numbers`` if they are computed when the model runs.
     """
 
     tensor: str
@@ -397,8 +370,7 @@ class FoundPair:
     weight: bool
     stored: bool
     numbers: QuantParams | None
-    problem: str = ""
-    unknown: str = ""  # digest of numbers that are not known: equal for pairs that compute the same
+    computed: str = ""  # digest of the nodes that compute the numbers: equal for pairs that compute the same
     bias: str = ""  # the shift of the bias of the layer that reads this weight
     earlier: FoundPair | None = None  # the pair whose dequantized values this one quantizes again
 
@@ -413,41 +385,19 @@ class FoundPair:
         return tuple(found)
 
     def same(self, other: FoundPair) -> bool:
-        """Whether both compute the same, or have no numbers for the same reason."""
+        """Whether both compute the same."""
         if self.numbers is None or other.numbers is None:
-            return (self.problem, self.unknown) == (other.problem, other.unknown)
+            return self.computed == other.computed
         return self.numbers.same(other.numbers)
 
 
-def find_pairs(apart: StrippedModel) -> tuple[FoundPair, ...]:
-    """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
-    found: dict[tuple[str, str], list[FoundPair]] = {}
-    made: dict[str, FoundPair] = {}  # by the output of the DequantizeLinear
-    for node in apart.found.model.nodes:
-        scale = makes_scale(apart.found.model, node.outputs[0])
-        if is_op(node, "DequantizeLinear") and node.index in apart.found.removed and not scale:
-            pair = made[node.outputs[0]] = _describe_pair(apart, node, made)
-            alike = found.setdefault((pair.quantized, pair.tensor), [])
-            for index, known in enumerate(alike):
-                if known.same(pair):
-                    alike[index] = replace(
-                        known,
-                        ends=tuple(sorted({*known.ends, *pair.ends})),
-                        nodes=(*known.nodes, *pair.nodes),
-                    )
-                    break
-            else:
-                alike.append(pair)
-    return tuple(pair for alike in found.values() for pair in alike)
-
-
 def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPair]) -> FoundPair:
-    model, after = apart.found.model, node.outputs[0]
+    model, after = apart.model, node.outputs[0]
     quantize = model.producer.get(node.inputs[0])
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
     earlier = None if quantize is None or stored else made.get(quantize.inputs[0])
-    tensor = after if node.index in apart.found.restorer.relus else apart.found.now(after)
-    numbers, problem = read_params(model, node, None if stored else quantize)
+    tensor = after if node.index in apart.found.relus else apart.found.now(after)
+    numbers, _ = read_params(model, node, None if stored else quantize)
     # the readers that remain in the model without Q/DQ
     known = (end for end in model.ends(after) if end.is_output or end.node in apart.names)
     ends = {there for end in known for there in apart.ends(tensor, end)}
@@ -459,8 +409,7 @@ def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPai
         weight=tensor in apart.stripped.constants,
         stored=stored,
         numbers=numbers,
-        problem=problem,
-        unknown="" if numbers else _digest(apart, node if stored else quantize, node),
+        computed="" if numbers else _digest(apart, node if stored else quantize, node),
         bias=str((bias_record(node) or {}).get("shift", "")),
         earlier=earlier,
     )
@@ -468,7 +417,7 @@ def _describe_pair(apart: StrippedModel, node: Node, made: Mapping[str, FoundPai
 
 def _digest(apart: StrippedModel, *nodes: Node | None) -> str:
     """A digest of the scales and zero points of Q and DQ: of constants, and of nodes that only these need."""
-    model = apart.found.model
+    model = apart.model
 
     @cache
     def written(tensor: str) -> str:

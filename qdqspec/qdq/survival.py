@@ -28,7 +28,7 @@ from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph import Model, Node, fold_constants, load_model, save_model, with_constant_numbers
 from qdqspec.graph.ops import COPY_OPS, sources_of
 from qdqspec.qdq.pair_numbers import is_op, is_qdq, scale_of
-from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, find_pairs, strip_with_parts
+from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, StrippedModel
 from qdqspec.types import Optimizer, SurvivalEvidence
 
 _MOVES = COPY_OPS | {
@@ -48,9 +48,9 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` if the
     model itself cannot be read.
     """
-    apart = strip_with_parts(load_model(model))
+    apart = StrippedModel(load_model(model))
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
-    pairs = [pair for pair in find_pairs(apart) if pair.ends]
+    pairs = [pair for pair in apart.pairs if pair.ends]
     evidence = []
     for name in dict.fromkeys(through):
         with TemporaryFolder() as folder:
@@ -62,7 +62,7 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
             owner = hooks.owner_of(name)
             mapping = owner and hooks.declaration_of(owner).kernel_origins
             optimized = with_constant_numbers(Model(onnx.load(str(out), load_external_data=False), path=out))
-            after = _After(apart.found.model, optimized, mapping or hooks.default().kernel_origins)
+            after = _After(apart.model, optimized, mapping or hooks.default().kernel_origins)
             results = [(pair, *after.result(pair, here)) for pair in pairs]
         lost = (f"{pair.tensor} > {', '.join(ends)}" for pair, result, ends in results if result == "lost")
         kept, integer = (sum(result == word for _, result, _ in results) for word in ("kept", "integer"))

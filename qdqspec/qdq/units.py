@@ -286,27 +286,17 @@ Units: TypeAlias = tuple[Unit, ...]
 PlacementRule: TypeAlias = Callable[[Model, Units], Units]
 
 
-def apply_rules(model: Model, units: Units, rules: Mapping[str, hooks.Hook]) -> dict[str, Units]:
-    """The units after each of these rules, by its name, and under the empty name those before all of them.
+def apply_rules(model: Model, units: Units, rules: Mapping[str, hooks.Hook]) -> tuple[Units, dict[str, str]]:
+    """The units after these rules, and by node the name of the first rule after which no label is left.
 
     A unit without any label left is still among them. Raises `ConfigError` for a rule that cannot be imported.
     """
-    stages = {"": units}
+    excluded: dict[str, str] = {}
     for name, hook in rules.items():
         rule: PlacementRule = hooks.load(hook)
-        units = stages[name] = rule(model, units)
-    return stages
-
-
-def excluded_by_rule(stages: Mapping[str, Units]) -> dict[str, str]:
-    """By node, the first rule after which no label is left; ``stages`` is the result of `apply_rules`."""
-    (_, units), *rest = stages.items()
-    excluded: dict[str, str] = {}
-    left = {node for unit in units for node in unit.nodes}
-    for name, after in rest:
-        if after != units:
-            kept = {node for unit in after if unit.forms for node in unit.nodes}
-            excluded |= dict.fromkeys(left - kept, name)
-            left &= kept
-        units = after
-    return excluded
+        before, units = units, rule(model, units)
+        left, kept = (
+            {node for unit in each if unit.forms for node in unit.nodes} for each in (before, units)
+        )
+        excluded |= dict.fromkeys(left - kept, name)
+    return units, excluded

@@ -384,9 +384,9 @@ class BackendContract:
         model = Model(small_model())
         for name, hook in capabilities.rules.items():
             assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name)
-            space = SchemeSpace(model, replace(capabilities, rules={name: hook}))
-            before, after = space.stages.values()
-            assert {unit.id for unit in after} <= {unit.id for unit in before}
+            spaces = (SchemeSpace(model, replace(capabilities, rules=one)) for one in ({}, {name: hook}))
+            before, after = ({unit.id for unit in space.units} for space in spaces)
+            assert after <= before
 
     def test_lint_targets_have_rules(self, declared: hooks.Declaration) -> None:
         """Each target has rules with ids of three capital letters and three digits, and a model is judged."""

@@ -20,9 +20,8 @@ from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat,
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.quantizer import Quantizer
+from qdqspec.qdq.quantizer import REALS, Quantizer, activation_params, dequantize, quantize, weight_params
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scales import REALS, activation_params, dequantize, quantize, weight_params
 from qdqspec.qdq.scheme_file import SchemeNumbers
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site

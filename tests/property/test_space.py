@@ -16,10 +16,9 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import RUN_TIME
 from qdqspec.qdq.insert import Inserter
-from qdqspec.qdq.judging import judge
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import tie_ranges
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace, judge
 from qdqspec.types import Label, QuantizeRules
 
 BACKENDS: dict[str, Capabilities] = {

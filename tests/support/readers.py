@@ -39,7 +39,7 @@ from qdqspec.checks.baselines import (
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.calibrate import read_ranges
-from qdqspec.qdq.pattern_cache import read_cache
+from qdqspec.qdq.region_schemes import PatternCache
 from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
@@ -261,7 +261,7 @@ READERS: dict[str, Reader] = {
         read=_file("result.json", _read_case), seeds=lambda: _written(*map(case_to_json, sample_run().cases))
     ),
     "ranges": Reader(read=_file("ranges.json", read_ranges), seeds=lambda: (RANGES,)),
-    "pattern cache": Reader(read=_file("patterns.yaml", read_cache), seeds=lambda: (PATTERNS,)),
+    "pattern cache": Reader(read=_file("patterns.yaml", PatternCache.read), seeds=lambda: (PATTERNS,)),
     "configuration": Reader(
         read=_file("pyproject.toml", lambda path: load_settings(path.parent, environ={})),
         seeds=lambda: (SETTINGS,),

@@ -259,11 +259,11 @@ def import_model(arguments: argparse.Namespace) -> int:
 )
 def diff(arguments: argparse.Namespace) -> int:
     """Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not."""
-    from qdqspec.qdq import diff_models, differences_text, differences_to_json
+    from qdqspec.qdq import diff_models
 
     found = diff_models(model_given(arguments.first), model_given(arguments.second))
-    text = differences_text(found, most=None if arguments.verbose else ROWS)
-    return answer(arguments, differences_to_json(found), text, code=FINE if found.same else WANTING)
+    text = found.text(most=None if arguments.verbose else ROWS)
+    return answer(arguments, found.to_json(), text, code=FINE if found.same else WANTING)
 
 
 @verb("fold", "qdqspec fold model.qdq.onnx -o folded.onnx", MODEL, output("OUT"))

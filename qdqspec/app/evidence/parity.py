@@ -48,7 +48,7 @@ from qdqspec.backends import Engine
 from qdqspec.checks import requests_of
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph import Model, fixed_in, load_model, require_path
-from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_pairs, prepared_for
+from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_scheme
 from qdqspec.types import Culprit, CulpritEvidence, ParityEvidence, PlacedPair, Placement, Site, TopK
 from qdqspec.types.requests import ParityRequest
 
@@ -291,8 +291,8 @@ def culprits_of(
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
     feeds, data = prepared.comparison_data()
-    model, _ = prepared_for(prepared.base, pairs, factors=factors)
-    fitting = fit_pairs(model, pairs).pairs
+    fitted = fit_scheme(prepared.base, pairs, factors=factors)
+    model, fitting = fitted.model, fitted.pairs
     sites = frozenset(pair.site for pair in fitting)
     groups = _group_pairs(model, sites)
     subject = Subject(

@@ -48,11 +48,10 @@ from qdqspec.qdq import (
     Excerpt,
     Excerpts,
     Inserter,
+    PatternCache,
     SchemeFile,
     branches_of,
-    cache_text,
     equalized,
-    gather,
     write_scheme,
 )
 from qdqspec.search import best_by_pattern, reaches
@@ -248,7 +247,8 @@ def write_patterns(
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
     backend, device = prepared.backend.target, prepared.device.key
-    write_text(path, cache_text(gather(fit, prepared.space, backend, device, confirmed=confirmed)))
+    cache = PatternCache.gather(fit, prepared.space, backend, device, confirmed=confirmed)
+    write_text(path, cache.text())
 
 
 def take_results(kept: FinishedSearch, given: Model, folder: Path) -> None:

@@ -18,10 +18,10 @@ from qdqspec.graph import Model, OwnCopy, fixed_in, is_quantized, load_model
 from qdqspec.graph.trt import is_pair_op
 from qdqspec.qdq import (
     BIAS_FORMAT,
-    EQUALIZED,
     PASSED_OVER,
     Imported,
     Matcher,
+    PatternCache,
     TensorRange,
     WeightKey,
     dequantize,
@@ -31,10 +31,8 @@ from qdqspec.qdq import (
     placement_for,
     project,
     quantize,
-    read_cache,
     read_scheme,
     strip_qdq,
-    warm_starts as cached_starts,
     weight_key,
     weight_params,
 )
@@ -106,7 +104,7 @@ def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Pl
     match path.suffix.lower():
         case ".yaml" | ".yml":
             try:
-                return cached_starts(read_cache(path), space.regions, space, backend, prepared.device.key)
+                return PatternCache.read(path).warm_starts(space, backend, prepared.device.key)
             except StateError as error:
                 raise StateError(error.what, where=error.where or path, cure=error.cure) from None
         case ".json":
@@ -186,11 +184,10 @@ def kept_scales(model: Model, paths: Iterable[Path], note: Callable[[str], None]
     kept = KeptScales()
     for path in (path for path in paths if path.suffix.lower() == ".onnx"):
         before, others, scaled, earlier = len(kept.tensors), 0, 0, frozenset(kept.ranges)
-        quantized = load_model(path)
-        if any(prop.key == EQUALIZED for prop in quantized.flat.metadata_props):
+        imported = import_placement(load_model(path), model, rounded_only=True)
+        if imported.equalized:
             note(f"{path.name}: its scales are those of equalized channels, and are not kept")
             continue
-        imported = import_placement(quantized, model, rounded_only=True)
         matcher = Matcher(model, imported.positions)
         for pair in imported.pairs:
             fmt = number_format(pair.site.format)

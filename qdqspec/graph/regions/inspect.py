@@ -44,7 +44,7 @@ class PatternCount:
 class Judged:
     """The nodes that a backend's search may quantize, and reasons against the others.
 
-    `qdqspec.qdq.judging` makes it. ``reasons`` by node name and ``outputs`` by graph output are empty
+    `qdqspec.qdq.search_space` makes it. ``reasons`` by node name and ``outputs`` by graph output are empty
     texts where quantization is possible. ``note`` is a remark about the backend.
     """
 

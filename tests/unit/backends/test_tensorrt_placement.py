@@ -12,8 +12,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.backends.tensorrt.ops import RULES, capabilities as tensorrt_capabilities
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS as RTX_FORMATS, capabilities as rtx_capabilities
 from qdqspec.graph.model import Model
-from qdqspec.qdq.judging import judge
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.search_space import SchemeSpace, judge
 from qdqspec.types import QuantizeRules
 
 SKIP, NORM, PAD = "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -316,9 +317,9 @@ def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
 
 def test_an_optimizer_and_a_placement_rule_of_an_installed_backend_run(install: None, tmp_path: Path):
     assert run_optimizer("qdq_mine-fast", tmp_path / "model.onnx", tmp_path) == tmp_path / "fast.onnx"
-    model, units = Model(onnx.ModelProto()), (object(),)
-    stages = apply_rules(model, units, {"none": "qdq_mine_backend:no_units"})  # type: ignore[arg-type]
-    assert stages == {"": units, "none": ()}
+    model, units = Model(onnx.ModelProto()), (SimpleNamespace(forms=("a form",), nodes=("a node",)),)
+    left = apply_rules(model, units, {"none": "qdq_mine_backend:no_units"})  # type: ignore[arg-type]
+    assert left == ((), {"a node": "none"})
     with pytest.raises(ConfigError, match=r"hook 'qdq_mine_backend:nothing' .* cannot be imported") as caught:
         apply_rules(model, units, {"none": "qdq_mine_backend:nothing"})  # type: ignore[arg-type]
     assert "no attribute 'nothing'" in str(caught.value)

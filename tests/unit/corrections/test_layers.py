@@ -21,8 +21,8 @@ from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.quantizer import activation_params, dequantize, quantize, weight_params
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
 
 SITE = Site(tensor="w", consumers=(Consumer("n", 1),), format="int8", weight=True)

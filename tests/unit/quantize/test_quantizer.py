@@ -11,9 +11,16 @@ from onnx_text import parsed
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import FORMATS, QuantParams
-from qdqspec.qdq.quantizer import Quantizer, packed, unpacked
+from qdqspec.qdq.quantizer import (
+    Quantizer,
+    activation_params,
+    dequantize,
+    packed,
+    quantize,
+    unpacked,
+    weight_params,
+)
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scales import activation_params, dequantize, quantize, weight_params
 from qdqspec.types import Consumer, Site
 
 

@@ -24,7 +24,7 @@ from qdqspec.graph.regions.inspect import (
     inspection_to_json,
 )
 from qdqspec.graph.regions.search import find_regions
-from qdqspec.qdq.judging import judge
+from qdqspec.qdq.search_space import judge
 from qdqspec.types import BlockError, Consumer, LayerTime, PlacedPair, Site
 
 

@@ -29,10 +29,9 @@ from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.pattern_cache import cache_text, gather
-from qdqspec.qdq.quantizer import Quantizer, weight_key
+from qdqspec.qdq.quantizer import Quantizer, activation_params, weight_key
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scales import activation_params
+from qdqspec.qdq.region_schemes import PatternCache
 from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
@@ -260,7 +259,7 @@ def numbers(space: SchemeSpace) -> Quantizer:
 
 def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
     trial = Trial(number=0, phase="pure", placement=placement, ratio=0.5)
-    path.write_text(cache_text(gather([trial], space, target, HERE[1])))
+    path.write_text(PatternCache.gather([trial], space, target, HERE[1]).text())
     return path
 
 

@@ -26,11 +26,10 @@ from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.formats import RUN_TIME
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.judging import judge
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
-from qdqspec.qdq.search_space import SchemeSpace, labels_of
+from qdqspec.qdq.search_space import SchemeSpace, judge, labels_of
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
 

@@ -283,7 +283,8 @@ UNSAYABLE = {
     "is computed":
         "t = ReduceMax<keepdims = 0>(x)  q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)",
     "other numbers than its QuantizeLinear":
-        "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, quarter, z)  y = Neg(a)",
+        "q, f = trt.TRT_FP4DynamicQuantize<axis = -1, block_size = 4, scale_type = 17>(x, s)"
+        "  c = DequantizeLinear(f, quarter)  a = DequantizeLinear<axis = -1, block_size = 4>(q, c)  y = Neg(a)",
     "int8 in blocks of 2": "w = DequantizeLinear<axis = 1, block_size = 2>(blocks, four)  y = Add(x, w)",
     "is float8e5m2, which schemes do not carry":
         "q = QuantizeLinear<output_dtype = 19>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a)",

@@ -240,27 +240,31 @@ def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) ->
 
 
 @pytest.mark.parametrize(
-    ("dequantize", "rescales"),
+    ("quantize", "dequantize", "rescales"),
     [
-        ("(q, s, two)", False),
-        ("(q, quarter, two)", True),
-        ("(q, s, zero)", True),
-        ("(q, s)", True),
+        ("(x, s, two)", "(q, s, two)", False),
+        ("(x, s, two)", "(q, quarter, two)", True),
+        ("(x, s, two)", "(q, s, zero)", True),
+        ("(x, s, two)", "(q, s)", True),
+        ("(x, s, zeros)", "(q, s, zeros)", True),  # more zero points than scales
         *(
-            (f"<axis = {axis}>(q, steps, zeros)", rescales)
-            for axis, rescales in ((1, 0), (-1, 0), (0, 1), (-2, 1))
+            ("<axis = 1>(x, steps, zeros)", f"<axis = {axis}>(q, steps, zeros)", rescales)
+            for axis, rescales in ((1, False), (-1, False), (0, True), (-2, True))
         ),
     ],
 )
-def test_a_removed_pair_that_rescales_values_is_reported(dequantize: str, rescales: bool) -> None:
-    """Without the pair the model computes other values."""
-    quantize = "<axis = 1>(x, steps, zeros)" if "axis" in dequantize else "(x, s, two)"
+def test_a_pair_that_rescales_values_is_kept_and_reported(
+    quantize: str, dequantize: str, rescales: bool
+) -> None:
+    """Without the pair the model would compute other values."""
     model = clipped(f"q = QuantizeLinear{quantize}  a = DequantizeLinear{dequantize}  y = Neg(a)")
-    stripped = strip_qdq(model)
-    assert any("they rescale values" in note for note in import_placement(model).notes) == rescales
-    assert ["removed although they rescale values, pairs of 1: 'x'" in n for n in stripped.notes] == [
-        True
-    ] * rescales
+    for stripped in (strip_qdq(model), import_placement(model)):
+        is_kept = any(
+            re.search("'DequantizeLinear#1': it.* has (other numbers|another number of)", n)
+            for n in stripped.notes
+        )
+        assert is_kept == rescales
+    assert len(strip_qdq(model).proto.graph.node) == (3 if rescales else 1)
 
 
 def test_an_activation_that_a_tool_removed_before_a_graph_output_is_restored() -> None:
@@ -323,21 +327,23 @@ def test_inserted_pairs_never_replace_a_relu() -> None:
     assert strip_qdq(quantized(model, site, t=TensorRange(0.0, 4.0))).proto == model.proto
 
 
-def test_nodes_that_cannot_be_restored_are_reported() -> None:
-    model = net(f"g {ENDS} {{ [n] y = Neg(x) }}")
-    reference = net(f"g {ENDS} {{ [i] t = Identity(x)  [n] y = Neg(t) }}")
-    assert strip_qdq(model, reference).notes == (
-        "not like the reference, which has more nodes, 1: 'i': the quantizing tool removed them",
-    )
-
-
-def test_attributes_that_the_quantizing_tool_changed_are_reported() -> None:
-    """`quantize_static` of ONNX Runtime 1.32 gives each quantized Gemm a ``beta`` of 1."""
-    ends = "g (float[2,2] x) => (float[2,2] y)"
-    model, reference = (net(f"{ends} {{ [n] y = Gemm<beta = {beta}>(x, x, x) }}") for beta in (1.0, 2.0))
-    note = "not like the reference, which has other attributes, 1: 'n': the quantizing tool changed them"
-    assert strip_qdq(model, reference).notes == (note,)
-    assert import_placement(model, reference).unlike == (note,)
+@pytest.mark.parametrize(
+    ("text", "before", "notes"),
+    [
+        ("[n] y = Neg(x)", "[i] t = Identity(x)  [n] y = Neg(t)", [
+            "which has more nodes, 1: 'i': the quantizing tool removed them",
+            "'n': reads t > x: the quantizing tool changed this",
+        ]),
+        # `quantize_static` of ONNX Runtime 1.32 gives each quantized Gemm a ``beta`` of 1
+        ("[n] y = Gemm<beta = 1.0>(x, x, x)", "[n] y = Gemm<beta = 2.0>(x, x, x)", [
+            "'n': other attributes: the quantizing tool changed this",
+        ]),
+    ],
+)  # fmt: skip
+def test_what_the_quantizing_tool_changed_is_reported(text: str, before: str, notes: list[str]) -> None:
+    model, reference = (net(f"{SQUARE} {{ {each} }}") for each in (text, before))
+    expected = tuple(f"not like the reference, {note}" for note in notes)
+    assert strip_qdq(model, reference).notes == import_placement(model, reference).unlike == expected
 
 
 def test_a_raised_opset_is_kept_and_reported_without_a_reference() -> None:
@@ -432,7 +438,7 @@ def test_a_weight_that_the_tool_scaled_is_not_taken_from_the_reference() -> None
         "dequantized", "not like the reference", "not like the reference",
     ]  # fmt: skip
     assert "lacks nodes, 1: 'smooth'" in stripped.notes[1]
-    assert "other values, 1: 'b'" in stripped.notes[2]
+    assert "'m': reads x, (constant) > z, (constant), 'b': 1 of 1 values, by up to 0.25" in stripped.notes[2]
     assert import_placement(quantized, reference).unlike == stripped.notes[1:]
 
 
@@ -442,8 +448,10 @@ def test_bounds_in_constant_nodes_are_restored_by_name() -> None:
     pair = "q = QuantizeLinear(c, s, z)  d = DequantizeLinear(q, s, z)"
     quantized = net(f"g {SQUARES} {{ [n] c = Neg(x)  {pair}  [out] y = Abs(d) }}", **HALF, z=np.uint8(0))
     stripped = strip_qdq(quantized, reference)
-    assert lines(stripped) == ["n = Neg(x)", "c = Clip(n, l)", "y = Abs(c)"]
-    assert initializers(stripped) == ["l"]
+    assert stripped.proto == reference.proto
+    alone = strip_qdq(quantized, net(f"g {SQUARES} {{ {lines_before}  [out] y = Exp(c) }}"))
+    assert lines(alone) == ["n = Neg(x)", "c = Clip(n, l)", "y = Abs(c)"]
+    assert initializers(alone) == ["l"]
 
 
 def test_scales_that_do_not_fit_are_an_error_with_the_name_of_the_node() -> None:

@@ -18,18 +18,17 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import rename_tensors
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.match import Matcher, positions
-from qdqspec.qdq.pattern_cache import (
+from qdqspec.qdq.region_schemes import (
     MOST_BYTES,
     CacheEntry,
+    Frames,
     Key,
     PatternCache,
-    cache_text,
-    gather,
+    parse_scheme,
+    placement_of,
     pruned,
-    read_cache,
-    warm_starts,
+    schemes_of,
 )
-from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
 from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.types import Consumer, Interval, Placement, Region, RegionRules, Site, Trial
 
@@ -199,16 +198,16 @@ def test_a_cache_is_read_from_its_file_unchanged(
     tmp_path_factory: pytest.TempPathFactory, cache: PatternCache
 ) -> None:
     path = tmp_path_factory.mktemp("cache") / "patterns.yaml"
-    path.write_text(cache_text(cache))
-    assert read_cache(path) == cache
-    assert cache_text(read_cache(path)) == path.read_text()
+    path.write_text(cache.text())
+    assert PatternCache.read(path) == cache
+    assert PatternCache.read(path).text() == path.read_text()
 
 
 def test_the_text_of_a_cache_file(golden) -> None:
     rows = (entry("in0.0=uint8 in0.1=w:int8/0 out1.0=uint8", 0.67, (0.66, 0.68)), entry("", 1.0))
     cache = PatternCache(entries={Key(*HERE, "p1-07ec1c620b5a4971"): rows},
                          texts={"p1-07ec1c620b5a4971": "Conv > Relu"})  # fmt: skip
-    golden("placement/patterns.yaml", cache_text(cache))
+    golden("placement/patterns.yaml", cache.text())
 
 
 SOME = b"""schema_version: 1
@@ -247,7 +246,7 @@ def test_a_file_that_is_no_cache_is_an_error_with_its_name(
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(StateError) as caught:
-        read_cache(path)
+        PatternCache.read(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -280,13 +279,13 @@ def searched(space: SchemeSpace) -> list[Trial]:
 def test_the_first_warm_start_is_the_winner_of_the_last_search_on_the_same_backend(
     space: SchemeSpace, searched: list[Trial]
 ) -> None:
-    first = warm_starts(gather(searched, space, *HERE), space.regions, space, *HERE)[0]
+    first = PatternCache.gather(searched, space, *HERE).warm_starts(space, *HERE)[0]
     assert (first.digest, first.labels) == (everything(space).digest, everything(space).labels)
 
 
 def test_confirmed_ratios_replace_those_of_screening(space: SchemeSpace, searched: list[Trial]) -> None:
     confirmed = {everything(space).digest: Interval(median=1.2, low=1.19, high=1.21)}
-    cache = gather(searched, space, *HERE, confirmed=confirmed)
+    cache = PatternCache.gather(searched, space, *HERE, confirmed=confirmed)
     seen = {row.interval: row.ratio for rows in cache.entries.values() for row in rows}
     assert seen[1.19, 1.21] == 1.2
     assert {rows[0].interval for rows in cache.entries.values()} == {None}
@@ -295,7 +294,7 @@ def test_confirmed_ratios_replace_those_of_screening(space: SchemeSpace, searche
 def test_patterns_of_a_model_of_other_shapes_match_by_structure(
     space: SchemeSpace, searched: list[Trial]
 ) -> None:
-    cache = gather(searched, space, *HERE)
+    cache = PatternCache.gather(searched, space, *HERE)
     proto = load_model(DIGITS).proto
     for info in (*proto.graph.input, *proto.graph.output):
         info.type.tensor_type.shape.dim[0].dim_value = 3
@@ -304,24 +303,24 @@ def test_patterns_of_a_model_of_other_shapes_match_by_structure(
     regions = find_regions(other)
     assert {r.pattern for r in regions}.isdisjoint({r.pattern for r in space.regions})
     sister = SchemeSpace(other, backend().capabilities(), regions=regions)
-    assert warm_starts(cache, regions, sister, *HERE)[0].digest == everything(space).digest
+    assert cache.warm_starts(sister, *HERE)[0].digest == everything(space).digest
 
 
 def test_entries_of_this_device_take_precedence(space: SchemeSpace) -> None:
-    own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
-    other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
-    assert warm_starts(other, space.regions, space, *HERE) == (everything(space),)
-    here = warm_starts(PatternCache(entries={**own.entries, **other.entries}), space.regions, space, *HERE)
+    own = PatternCache.gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
+    other = PatternCache.gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
+    assert other.warm_starts(space, *HERE) == (everything(space),)
+    here = PatternCache(entries={**own.entries, **other.entries}).warm_starts(space, *HERE)
     assert here == (space.resolve({}),)  # on this device the float model was fastest
 
 
 def test_regions_of_unknown_patterns_are_float_or_fully_quantized(
     space: SchemeSpace, searched: list[Trial]
 ) -> None:
-    cache = gather(searched, space, *HERE)
+    cache = PatternCache.gather(searched, space, *HERE)
     leaves = [r.pattern for r in space.regions if not r.children and "Conv" in r.pattern_text]
     known = next(key for key in cache.entries if key.pattern == max(leaves, key=leaves.count))
-    starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
+    starts = PatternCache(entries={known: cache.entries[known]}).warm_starts(space, *HERE)
     whole, alone = starts[:2]
     assert alone.sites < whole.sites
     assert len(dict(whole.labels)) > len(dict(alone.labels)) > 0

@@ -19,10 +19,9 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.judging import NOT_ASKED, judge
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import tie_ranges
-from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.search_space import NOT_ASKED, SchemeSpace, judge
 from qdqspec.types import Consumer, Label, QuantizeRules
 
 CAPABILITIES = backend().capabilities()
