@@ -9,6 +9,7 @@ from .coverage import (
 )
 from .guide import (
     AccuracyOracle as AccuracyOracle,  # predicts the SQNR of placements without building them
+    Guide as Guide,  # what is expected of the accuracy of placements
 )
 from .journal import (
     Journal as Journal,  # an open journal

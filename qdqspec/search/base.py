@@ -6,7 +6,7 @@ A strategy is asked for placements and receives their trials. It never measures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
@@ -17,7 +17,7 @@ from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import spent_by_unit
 from qdqspec.search.guide import AccuracyOracle, Guide
 from qdqspec.search.limits import Limits
-from qdqspec.types import Label, Placement, SearchLimits, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, SearchLimits, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +99,10 @@ Steps: TypeAlias = Generator[list[Proposal], list[Trial], Result]
 class Stepwise(ABC):
     """A strategy as a generator: `_search` yields proposals and receives their trials.
 
-    Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
-    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts accuracies. ``spent`` is the
-    time of each unit in floating point, in milliseconds.
+    The reference, profiled, and the seeds are proposed before. Repeated proposals, and those whose task metric is
+    expected to miss its limit, are dropped and never answered. ``eps`` is the smallest significant difference, as
+    trials report it; ``guide`` predicts accuracies. ``trials`` are the candidates that ran, ``failed`` the builds that
+    failed.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
@@ -112,8 +113,9 @@ class Stepwise(ABC):
         self.guide = Guide(
             setup.accuracy, setup.space, setup.limits, binds=not setup.pareto, always=setup.seeds
         )
-        self.spent = spent_by_unit(setup.space, ())
-        self._steps = self._search()
+        self.trials: list[Trial] = []
+        self.failed: list[Trial] = []
+        self._steps = self._begin()
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
         self._answers: list[Trial] = []
@@ -123,6 +125,13 @@ class Stepwise(ABC):
     @abstractmethod
     def _search(self) -> Steps[None]:
         """Yield the proposals of each step; their trials are sent."""
+
+    def _begin(self) -> Steps[None]:
+        yield [
+            profiled(self.space.resolve({}), "pure"),
+            *(profiled(seed, "seed") for seed in self.setup.seeds),
+        ]
+        yield from self._search()
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """Return the next proposals; none while earlier ones are unanswered, or at the end."""
@@ -135,8 +144,8 @@ class Stepwise(ABC):
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         for trial in trials:
             self.guide.learn(trial)
-            if trial.layers and not trial.placement.sites and not trial.subgraph:
-                self.spent = spent_by_unit(self.space, trial.layers)
+        self.trials += self.candidates_among(trials)
+        self.failed += [trial for trial in trials if not trial.ok]
         self._answers.extend(trials)
         self._unanswered -= len(trials)
         self._waiting = list(filter(self._may_be_built, self._waiting))
@@ -170,10 +179,22 @@ class Stepwise(ABC):
         is_candidate = proposal.timed and not proposal.subgraph and not proposal.informs
         return not is_candidate or self.guide.keeps_metric(proposal.placement)
 
-    def first_proposals(self) -> list[Proposal]:
-        """The reference, which is profiled, and the seeds."""
-        reference = profiled(self.space.resolve({}), "pure")
-        return [reference, *(Proposal(placement=seed, phase="seed") for seed in self.setup.seeds)]
+    # ---- for strategies -------------------------------------------------------------------------
+
+    @staticmethod
+    def candidates_among(trials: Sequence[Trial]) -> list[Trial]:
+        """The trials of candidates that ran."""
+        return [trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES]
+
+    @property
+    def incumbent(self) -> Trial:
+        """The trial of the best placement so far."""
+        return next(trial for trial in reversed(self.trials) if trial.incumbent)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Milliseconds of each unit in floating point."""
+        return spent_by_unit(self.space, self.trials[0].layers)
 
     def is_new(self, placement: Placement) -> bool:
         """Whether timing a placement of the whole model was not requested yet, under any labels."""
@@ -183,19 +204,8 @@ class Stepwise(ABC):
         """Whether a placement is new, and not expected to miss a limit."""
         return self.is_new(placement) and self.guide.is_worth_building(placement)
 
-    def fitted(self, labels: Mapping[str, Label]) -> Placement:
-        """The labels without the units with the most noise for their time, as the limits require.
-
-        All of them where no limit is binding; none where no placement is expected to meet the limits.
-        """
-        guide, resolve = self.guide, self.space.resolve
-        guide.keeps_metric(resolve(self.space.everything()))  # shows whether the metric's limit is binding
-        if not guide.is_limited or guide.limits.aim_db is None:
-            return resolve(labels)
-        found = guide.within_limits(lambda least: guide.drop_noisiest_units(labels, self.spent, least))
-        return found or resolve({})
-
-    def fitted_everything(self) -> list[Placement]:
+    def fitted_everything(self) -> list[Proposal]:
         """Everything quantized, in each format, as far as the limits allow; without what is not worth a build."""
         everything = (self.space.everything(choice.name) for choice in self.space.choices)
-        return [placed for placed in map(self.fitted, everything) if self.is_worth_building(placed)]
+        placements = [self.guide.fitted(labels, self.spent) for labels in everything]
+        return [profiled(placed, "pure") for placed in placements if self.is_worth_building(placed)]

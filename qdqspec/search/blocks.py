@@ -7,11 +7,9 @@ activations. A tensor is converted once for all its readers in another domain.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +18,13 @@ from qdqspec.graph import joined
 from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.graph.regions import PatternMaker, flow_of
 from qdqspec.qdq import Frames, SchemeSpace
-from qdqspec.types import Label, LayerTime, format_of, kind_of
+from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
 LINEAR = frozenset(WEIGHT_INPUT)
 
 Labels: TypeAlias = dict[str, Label]
 Codes = npt.NDArray[np.int8]
+_Item = TypeVar("_Item")
 
 FP = 0  # the code of "fp", the first label of each space
 FLOAT = 0  # the domain of floats
@@ -55,18 +54,38 @@ def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
         yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
 
 
-def simple_labels(space: SchemeSpace) -> Iterator[Labels]:
-    """Those that other tools give: only linear operators with weights, with float outputs; then `pure_labels`."""
-    weighted = {
-        unit.id
-        for unit in space.units
-        if unit.op_type in LINEAR and any(form.constants for form in unit.forms)
-    }
-    for choice in space.choices:
-        for label in choice.labels:
-            if kind_of(label) != "in+out":
-                yield {name: given for name, given in space.uniform(label).items() if name in weighted}
-    yield from pure_labels(space)
+# ---- what does not build ---------------------------------------------------------------------------
+
+
+def named_in(failed: Trial, space: SchemeSpace) -> set[str]:
+    """The units with a node that the error of a build names."""
+    error = failed.error or ""
+    return {unit.id for unit in space.units if any(f"'{node}'" in error for node in unit.nodes)}
+
+
+class Halving(Generic[_Item]):
+    """Finds as many items as build together, as in delta debugging. Later groups of items are suspected.
+
+    While some are ``left``, build those that are `tried`, and report the result. Zeller and Hildebrandt, IEEE
+    Transactions on Software Engineering 28, 2002.
+    """
+
+    def __init__(self, *groups: Sequence[_Item]) -> None:
+        self.kept: list[_Item] = []
+        self.left = [group for group in reversed(groups) if group]
+
+    @property
+    def tried(self) -> list[_Item]:
+        """The items to build next: those that build, and the next group."""
+        return [*self.kept, *self.left[-1]]
+
+    def learn(self, *, builds: bool) -> None:
+        """Keep the group that was tried if it builds, else halve it."""
+        more = self.left.pop()
+        if builds:
+            self.kept += more
+        elif (middle := len(more) // 2) > 0:
+            self.left += [more[middle:], more[:middle]]
 
 
 # ---- blocks ----------------------------------------------------------------------------------------
@@ -82,11 +101,10 @@ class UnitBlock:
     pattern: str = ""
 
 
-def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[UnitBlock, ...]:
-    """Join units that share a kernel of any profile; in graph order."""
+def fuse(space: SchemeSpace, layers: Iterable[LayerTime]) -> tuple[UnitBlock, ...]:
+    """Join units that share a kernel; in graph order."""
     kernels = (
         [space.unit_of[node] for node in layer.nodes if node in space.unit_of]
-        for layers in profiles
         for layer in layers
         if not layer.boundary
     )
@@ -145,16 +163,10 @@ def block_codes(space: SchemeSpace, blocks: Sequence[UnitBlock], labels: Mapping
     return codes
 
 
-def uniform_codes(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> Iterator[tuple[int, ...]]:
-    """One label everywhere, float first, each labelling once; "in+out" is the fullest label of the format."""
-    labels, seen = space.labels, set[tuple[int, ...]]()
-    for code, label in enumerate(labels):
-        full = range(code, len(labels)) if kind_of(label) == "in+out" else [code]
-        alike = [each for each in full if format_of(labels[each]) == format_of(label)]
-        codes = tuple(next((each for each in alike if each in block.codes), FP) for block in blocks)
-        if codes not in seen:
-            seen.add(codes)
-            yield codes
+def uniform_codes(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> list[tuple[int, ...]]:
+    """The codes of blocks for no labels, and for those of `pure_labels`; each labelling once."""
+    codes = (tuple(block_codes(space, blocks, labels).tolist()) for labels in ({}, *pure_labels(space)))
+    return list(dict.fromkeys(codes))
 
 
 def classes_of(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> list[int]:
@@ -172,23 +184,11 @@ def classes_of(space: SchemeSpace, blocks: Sequence[UnitBlock]) -> list[int]:
 # ---- tensors between blocks ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Domains:
-    """The domains that each code reads and makes."""
+class Domains(NamedTuple):
+    """The numbers of the domains that each code reads and makes; float is 0."""
 
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-
-    @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """All pairs of domains, in order of their numbers; pairs with float come first."""
-        return list(itertools.combinations(range(1 + max(*self.reads, *self.makes, 1)), 2))
-
-    @cached_property
-    def number(self) -> dict[tuple[int, int], int]:
-        """The number of each two domains, in either order."""
-        pairs = enumerate(self.pairs)
-        return {key: number for number, (one, other) in pairs for key in ((one, other), (other, one))}
 
 
 def domains_of(space: SchemeSpace) -> Domains:
@@ -219,14 +219,14 @@ class Edge:
         """Indexes of the blocks at its ends."""
         return self.consumers if self.producer < 0 else (self.producer, *self.consumers)
 
-    def conversions(self, codes: Sequence[int], domains: Domains) -> list[int]:
-        """The conversions that it takes, as numbers of pairs of domains."""
-        reads, number = domains.reads, domains.number
+    def conversions(self, codes: Sequence[int], domains: Domains) -> list[tuple[int, int]]:
+        """The conversions that it takes, each as two domains, the lower number first."""
+        reads = domains.reads
         made = domains.makes[codes[self.producer]] if self.producer >= 0 else FLOAT
         wanted = {reads[codes[block]] for block in self.consumers}
         if self.outside:
             wanted.add(FLOAT)
-        return [number[made, domain] for domain in wanted if domain != made]
+        return [(min(made, read), max(made, read)) for read in wanted if read != made]
 
 
 def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge, ...]:

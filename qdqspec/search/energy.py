@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -29,8 +30,8 @@ from qdqspec.search.blocks import (
 )
 from qdqspec.types import HALVES, Clock, Placement, Trial, kind_of
 
-# milliseconds by block and code, and milliseconds of converting each edge by pair of domains
-_Terms: TypeAlias = tuple[list[list[float]], list[list[float]]]
+# milliseconds by block and code, and milliseconds of converting each edge between two domains
+_Terms: TypeAlias = tuple[list[list[float]], list[list[list[float]]]]
 _Around: TypeAlias = tuple[int, ...]  # the code of a block, and those of its neighbours
 
 
@@ -43,17 +44,16 @@ class Energy:
     ``times`` and ``converting`` are in milliseconds of a run, at the speed at which the reference was profiled.
     ``noise`` is noise power over signal power, ``None`` while it is unknown.
 
-    The time of a block is the median of its profiles under a label. A label that was never measured is estimated as
-    a share of the float time: the mean share of measured blocks of the same operators and one assumed share.
-    Conversions are measured, or estimated by the size of the tensor.
+    The time of a block is the median of its profiles under a label. A label that was never measured is assumed to take
+    ``linear_share`` of the float time of convolutions and matrix products, and the whole of others: less makes more
+    labels be tried. Conversions are measured, or estimated by the size of the tensor.
 
     A kernel may be far slower among some neighbours, where the runtime keeps another layout: a MaxPool of integers
     behind a float convolution took seventy times its time behind an integer one (ONNX Runtime 1.32). A time that is
     more than twice the least of its label, by more than the share ``surprise`` of the reference, counts for the same
     labels of the neighbours only: the slowdown. A smaller share takes noise for slowdowns.
 
-    ``linear_share`` is assumed of convolutions and matrix products: less makes more labels be tried. ``run_elements``
-    are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
+    ``run_elements`` are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Energy:
         self._domains = domains_of(space)
         self._edges = edges_between(space, self._block_of)
         self._edge_of = {edge.tensor: number for number, edge in enumerate(self._edges)}
-        self._kinds = [_kind(space, block) for block in blocks]
+        self._are_linear = [any(by_id[unit].op_type in LINEAR for unit in block.units) for block in blocks]
         self._block_times = [dict[_Around, list[float]]() for _ in blocks]  # by codes of it and around it
-        self._conversion_times: dict[tuple[int, int], list[float]] = {}  # by edge and pair of domains
+        self._conversion_times: dict[tuple[int, tuple[int, int]], list[float]] = {}  # by edge and domains
         self._around: list[list[int]] = [[] for _ in blocks]  # edges by block
         for number, edge in enumerate(self._edges):
             for end in edge.blocks:
@@ -94,7 +94,7 @@ class Energy:
     def of(cls, space: SchemeSpace, trials: Iterable[Trial]) -> Self:
         """The energy by the profiled trials of a search; their kernels determine the blocks."""
         profiled = [trial for trial in trials if trial.ok and trial.layers and not trial.subgraph]
-        energy = cls(space, fuse(space, (trial.layers for trial in profiled)))
+        energy = cls(space, fuse(space, (layer for trial in profiled for layer in trial.layers)))
         energy.learn(profiled)
         return energy
 
@@ -142,7 +142,7 @@ class Energy:
         for layer in trial.layers:
             if layer.boundary:  # its tensors, and conversions that a tensor takes at once, share its time
                 for number in (self._edge_of[tensor] for tensor in layer.tensors if tensor in self._edge_of):
-                    pairs = self._edges[number].conversions(codes, self._domains) or [0]
+                    pairs = self._edges[number].conversions(codes, self._domains) or [(FLOAT, 1)]
                     for pair in pairs:
                         milliseconds = scale * layer.milliseconds / len(layer.tensors) / len(pairs)
                         self._conversion_times.setdefault((number, pair), []).append(milliseconds)
@@ -172,20 +172,12 @@ class Energy:
 
     def _times_of_blocks(self) -> Floats:
         """Milliseconds of each block under each code."""
-        medians = self._usual_times()
-        totals: dict[tuple[str, int], Floats] = {}  # time and float time, by operators of a block and code
-        for known, kind in zip(medians, self._kinds, strict=True):
-            for code in known.keys() - {FP} if FP in known else ():
-                totals[kind, code] = totals.get((kind, code), 0.0) + np.array([known[code], known[FP]])
         times = np.zeros((len(self.blocks), len(self.space.labels)))
-        for index, (known, kind) in enumerate(zip(medians, self._kinds, strict=True)):
+        for index, (known, is_linear) in enumerate(zip(self._usual_times(), self._are_linear, strict=True)):
             own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
             for code, label in enumerate(self.space.labels):
-                is_linear = kind in LINEAR and kind_of(label) not in HALVES
-                assumed = np.array([own * (self._linear_share if is_linear else 1.0), own])
-                spent, floats = assumed + totals.get((kind, code), 0.0)
-                share = 1.0 if code == FP or not floats else min(1.0, spent / floats)  # so that it is tried
-                times[index, code] = known.get(code, own * share)
+                is_assumed = is_linear and code != FP and kind_of(label) not in HALVES
+                times[index, code] = known.get(code, own * (self._linear_share if is_assumed else 1.0))
         return times
 
     def _times_of_conversions(self) -> Floats:
@@ -194,17 +186,18 @@ class Energy:
         Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
         """
         sizes = np.array([edge.elements + self._run_elements for edge in self._edges])
-        rates: dict[int | None, Floats] = {}  # milliseconds and sizes
+        rates: dict[tuple[int, int] | None, Floats] = {}  # milliseconds and sizes
         for (number, pair), own in self._conversion_times.items():
             for key in (pair, None):
                 rates[key] = rates.get(key, 0.0) + np.array([np.mean(own), sizes[number]])
         whole = rates.get(None, np.array([0.0, 1.0]))
-        costs = np.zeros((len(sizes), len(self._domains.pairs)))
-        for pair, (one, _) in enumerate(self._domains.pairs):
-            milliseconds, elements = rates.get(pair, whole * (1 if one == FLOAT else 2, 1))
-            costs[:, pair] = sizes * milliseconds / elements
+        count = 1 + max(*self._domains.reads, *self._domains.makes, 1)
+        costs = np.zeros((len(sizes), count, count))
+        for pair in combinations(range(count), 2):
+            milliseconds, elements = rates.get(pair, whole * (1 if FLOAT in pair else 2, 1))
+            costs[:, *pair] = sizes * milliseconds / elements
         for (number, pair), own in self._conversion_times.items():
-            costs[number, pair] = np.mean(own)
+            costs[number, *pair] = np.mean(own)
         return costs
 
     # ---- energies -------------------------------------------------------------------------------
@@ -232,22 +225,21 @@ class Energy:
         return times.tolist(), (share * self.converting).tolist()
 
     def _total(self, terms: _Terms, codes: Sequence[int]) -> float:
-        times, costs = terms
-        total = sum(own[code] for own, code in zip(times, codes, strict=True))
-        total += sum(self._slowdown(codes, block) for block in range(len(codes)))
-        for edge, own in zip(self._edges, costs, strict=True):
-            for pair in edge.conversions(codes, self._domains):
-                total += own[pair]
-        return total
+        return self._part(terms, codes, range(len(codes)), range(len(self._edges)))
 
     def _local(self, terms: _Terms, codes: Sequence[int], block: int) -> float:
-        """The part of the energy that depends on one block."""
+        """The part of the energy that depends on one block, and the times of its neighbours."""
+        return self._part(terms, codes, (block, *self._neighbours[block]), self._around[block])
+
+    def _part(
+        self, terms: _Terms, codes: Sequence[int], blocks: Iterable[int], edges: Iterable[int]
+    ) -> float:
+        """The energy of some blocks and edges."""
         times, costs = terms
-        total = times[block][codes[block]]
-        total += sum(self._slowdown(codes, near) for near in (block, *self._neighbours[block]))
-        for number in self._around[block]:
-            for pair in self._edges[number].conversions(codes, self._domains):
-                total += costs[number][pair]
+        total = sum(times[block][codes[block]] + self._slowdown(codes, block) for block in blocks)
+        for number in edges:
+            for one, other in self._edges[number].conversions(codes, self._domains):
+                total += costs[number][one][other]
         return total
 
     def _slowdown(self, codes: Sequence[int], block: int) -> float:
@@ -321,12 +313,3 @@ class Energy:
                     slow = (near for near in self._neighbours[block] if self.slowdowns[near])
                     stale.update(*(self._neighbours[near] for near in slow))
         return codes
-
-
-def _kind(space: SchemeSpace, block: UnitBlock) -> str:
-    """The linear operators of a block, or all of its operators if it has none; grouped convolutions are apart."""
-    units = [space.by_id[name] for name in block.units]
-    units = [unit for unit in units if unit.op_type in LINEAR] or units
-    nodes = space.model.by_name
-    grouped = ("grouped" for unit in units if nodes[unit.id].attributes.get("group", 1) != 1)
-    return " ".join(sorted({*(unit.op_type for unit in units), *grouped}))

@@ -51,8 +51,9 @@ class Guide:
     Nothing is left out for the SQNR limit unless it ``binds``, and placements of ``always`` are built whatever their
     metric. ``doubt_share`` is the safety margin in standard deviations of a prediction. Compositions aim above a limit
     by it: with a larger one fewer of them miss the limit, and they are slower. Other candidates are built if they are
-    predicted at most this margin below the limit: with a larger one more of them are built. A limit is binding if
-    everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
+    predicted at most this margin below the limit: with a larger one more of them are built. Compositions are at most
+    ``close_db`` above their aim: less takes more predictions, and leaves less of the limit unused. A limit is binding
+    if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
     ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer builds, and may lose a
     winner.
     """
@@ -66,12 +67,14 @@ class Guide:
         binds: bool = True,
         always: Collection[Placement] = (),
         doubt_share: float = 0.5,
+        close_db: float = 0.4,
         binding_db: float = 3.0,
         bracket_db: float = 1.0,
     ) -> None:
         self.oracle, self.space, self.limits = oracle, space, limits
         self._binds, self._always = binds, always
-        self._doubt_share, self._binding_db, self._bracket_db = doubt_share, binding_db, bracket_db
+        self._doubt_share, self._close_db = doubt_share, close_db
+        self._binding_db, self._bracket_db = binding_db, bracket_db
         self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
         self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
         self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
@@ -99,7 +102,12 @@ class Guide:
         return self._doubt_share * (doubt_db if self.oracle is None else self.oracle.doubt_db)
 
     def predicted_db(self, placement: Placement) -> float | None:
-        """The expected SQNR of a placement; ``None`` if unknown."""
+        """The expected SQNR of a placement, measured if it was built; ``None`` if unknown."""
+        measured_db = self.limits.measured_db(placement)
+        return self.unbuilt_db(placement) if measured_db is None else measured_db
+
+    def unbuilt_db(self, placement: Placement) -> float | None:
+        """The expected SQNR of a placement without what was measured of it."""
         if self._errors is not None:
             error_db = float(np.median(self._errors or [0.0]))
             return self._sum_db(placement) + error_db if placement.sites else EXACT_DB
@@ -107,7 +115,7 @@ class Guide:
 
     def admits(self, placement: Placement, least_db: float | None) -> bool:
         """Whether a placement may reach ``least_db``; true if nothing is known of it."""
-        if least_db is None or not placement.sites:
+        if least_db is None or math.isinf(least_db) or not placement.sites:
             return True
         predicted = self.predicted_db(placement)
         return predicted is None or predicted + self.margin_db >= least_db
@@ -121,7 +129,7 @@ class Guide:
         limits, oracle = self.limits, self.oracle
         if limits.metric is None or placement in self._always:
             return True
-        if limits.has_missed_metric and not self.admits(placement, limits.missed_db - self._bracket_db):
+        if not self.admits(placement, limits.scored.missed_db - self._bracket_db):
             return False
         keeps = None if oracle is None else oracle.keeps_metric(placement)
         if keeps is not None and (db := self.predicted_db(placement)) is not None:
@@ -145,7 +153,7 @@ class Guide:
     @property
     def is_limited(self) -> bool:
         """Whether the SQNR limit is binding, or a placement missed the task metric's limit."""
-        return self.is_bound or self.limits.has_missed_metric
+        return self.is_bound or bool(self.limits.scored.lost)
 
     # ---- noise ----------------------------------------------------------------------------------
 
@@ -191,22 +199,50 @@ class Guide:
 
     # ---- placements within limits ---------------------------------------------------------------
 
+    def fitted(self, labels: Mapping[str, Label], worth: Mapping[str, float]) -> Placement:
+        """Labels of the units of most worth that are expected to meet the limits; all where no limit is binding.
+
+        ``worth`` is that of quantizing each unit, such as its time or its multiplications. Without noise of single
+        labels all labels are kept, or none.
+        """
+        resolve = self.space.resolve
+        self.keeps_metric(resolve(self.space.everything()))  # shows whether the metric's limit is binding
+        if not self.is_limited or not self.has_noise:
+            return resolve(labels)
+        noise = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
+        placement = self.within_limits(
+            lambda most: resolve({unit: labels[unit] for unit in units_within(noise, worth, most)})
+        )
+        return placement or resolve({})
+
+    def within_limits(self, placed: Callable[[float], Placement], *, rehearsals: int = 6) -> Placement | None:
+        """The placement of the lowest SQNR that is expected to meet the limits; ``None`` for none.
+
+        ``placed`` gives the placement for an allowed sum of noise. Each rehearsal of the task metric moves the SQNR,
+        until it is bracketed. Fewer ``rehearsals`` take less time, and leave more of the metric's limit unused.
+        """
+        best = None
+        for _ in range(rehearsals):
+            least_db = self.limits.aim_db
+            placement = None if least_db is None else self.meet(least_db, placed)
+            if placement is None:
+                break
+            if self.keeps_metric(placement):
+                best, scored = placement, self.limits.scored
+                if not scored.lost or min(scored.kept, default=0.0) - scored.missed_db < self._bracket_db:
+                    break
+        return best
+
     def meet(
-        self,
-        least_db: float,
-        placed: Callable[[float], Placement],
-        *,
-        predictions: int = 8,
-        close_db: float = 0.4,
+        self, least_db: float, placed: Callable[[float], Placement], *, predictions: int = 8
     ) -> Placement | None:
         """The placement with the most noise that is predicted to have this SQNR, and the margin; ``None`` for none.
 
-        ``placed`` gives the placement for an allowed sum of noise. Noise is not exactly additive, so what is allowed is
-        corrected by the prediction for each placement, until one is at most ``close_db`` above the aim. A correction
-        that would repeat an allowance is replaced by the middle of what is bracketed, or by a step, doubled each time.
-        Fewer ``predictions`` take less time, and leave more of the limit unused.
+        Noise is not exactly additive, so the allowed sum is corrected by the prediction for each placement. A
+        correction that would repeat an allowance is replaced by the middle of what is bracketed, or by a step, doubled
+        each time. Fewer ``predictions`` take less time, and leave more of the limit unused.
         """
-        aim, best, seen, step = least_db + self.margin_db, None, set[Placement](), close_db
+        aim, best, seen, step = least_db + self.margin_db, None, set[Placement](), self._close_db
         low, high = -np.inf, np.inf  # allowances in decibels that met the aim, and that did not
         at = self._offset_db - aim
         for _ in range(predictions):
@@ -216,7 +252,7 @@ class Guide:
                 return placement
             is_met = predicted >= aim
             best, low, high = (placement, at, high) if is_met else (best, low, at)
-            if is_met and (placement in seen or predicted <= aim + close_db):
+            if is_met and (placement in seen or predicted <= aim + self._close_db):
                 break
             seen.add(placement)
             if placement.sites:
@@ -228,44 +264,27 @@ class Guide:
                 at, step = low + step if is_met else high - step, 2 * step
         return best
 
-    def within_limits(
-        self, made: Callable[[float], Placement | None], *, rehearsals: int = 6
-    ) -> Placement | None:
-        """The placement ``made`` for the lowest SQNR at which it is expected to meet the limits; ``None`` for none.
 
-        Each rehearsal of the task metric moves that SQNR, until it is bracketed. Fewer ``rehearsals`` take less time,
-        and leave more of the metric's limit unused.
-        """
-        best = None
-        for _ in range(rehearsals):
-            least = self.limits.aim_db
-            placement = None if least is None else made(least)
-            if placement is None:
-                break
-            if self.keeps_metric(placement):
-                best = placement
-                if self.limits.is_bracketed(self._bracket_db):
-                    break
-        return best
+def units_within(
+    noise: Mapping[str, float], worth: Mapping[str, float], allowed: float, *, steps: int = 10_000
+) -> list[str]:
+    """The units of the most worth whose noise together is at most ``allowed``: a knapsack problem.
 
-    def drop_noisiest_units(
-        self, labels: Mapping[str, Label], spent: Mapping[str, float], least_db: float
-    ) -> Placement | None:
-        """The labels without the units with the most noise for their time, as few as an SQNR requires; or ``None``.
-
-        ``spent`` is the time of each unit in floating point.
-        """
-        if not self.has_noise:
-            return self.space.resolve(labels)
-        own = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
-        ranked = sorted(labels, key=lambda unit: own[unit] / max(spent[unit], 1e-6))
-
-        def placed(most: float) -> Placement:
-            kept, left = dict[str, Label](), most
-            for unit in ranked:
-                if own[unit] <= left:
-                    kept[unit] = labels[unit]
-                    left -= own[unit]
-            return self.space.resolve(kept)
-
-        return self.meet(least_db, placed)
+    Solved by dynamic programming: HiGHS, in `scipy.optimize.milp`, prints on the terminal whatever its options are.
+    Noise is rounded up to ``steps`` parts of what is allowed. Fewer take less time, and leave more of it unused.
+    """
+    units = [unit for unit, power in noise.items() if power <= allowed]
+    whole = max(math.fsum(worth[unit] for unit in units), 1e-9)
+    costs = [math.ceil(noise[unit] / allowed * steps) for unit in units]
+    most = np.zeros(steps + 1)  # worth of the units so far, by their cost
+    taken = np.zeros((len(units), steps + 1), bool)
+    for unit, cost, row in zip(units, costs, taken, strict=True):
+        more = most[: steps + 1 - cost] + worth[unit] / whole + 1e-6  # of equal worth, the most units
+        row[cost:] = more > most[cost:]
+        most[cost:] = np.maximum(most[cost:], more)
+    chosen, left = list[str](), steps
+    for unit, cost, row in reversed(list(zip(units, costs, taken, strict=True))):
+        if row[left]:
+            chosen.insert(0, unit)
+            left -= cost
+    return chosen

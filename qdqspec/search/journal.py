@@ -58,7 +58,8 @@ class Journal(Closing):
         self.notes = notes
         self._run = run
         self._trials = trials
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._file = os.open(path, flags, 0o666)
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, object]) -> Self:
@@ -66,33 +67,33 @@ class Journal(Closing):
 
         Raises `StateError` if the header differs or a line is damaged, `OutputError` if the file cannot be written.
         """
-        header = _full(header)
+        full = _full(header)
+        run = _digest(full)
         try:
             raw = path.read_bytes() if path.exists() else b""
             if raw:
-                _check_header(path, header)
-            run = _digest(header)
-            lines, trials, note, damage = _sound_lines(path, raw, run)
+                _check_header(path, full)
+            trials, size, damage = _sound_lines(path, raw, run)
             if damage is not None:
                 raise damage
-            text = json.dumps(header, indent=2, sort_keys=True) + "\n"
+            text = json.dumps(full, indent=2, sort_keys=True) + "\n"
             write_whole(_header_path(path), text, what="the journal", make_folder=True)
-            whole = b"".join(lines)
-            with path.open("ab") as file:  # cut or complete its end: whole lines are never rewritten
-                file.truncate(min(len(raw), len(whole)))
-                file.write(whole[len(raw) :])
-                file.flush()
-                os.fsync(file.fileno())
-            return cls(path, run, trials, (note,) if note else ())
+            if torn := len(raw) - size:
+                os.truncate(path, size)
+            note = (
+                f"{path}: the last {torn} bytes were half a line, from a run that was killed; they were cut"
+            )
+            return cls(path, run, trials, (note,) if torn else ())
         except OSError as error:
             raise _unwritable(path, error) from None
 
     @classmethod
     def recover(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
         """Copy the lines of this run before any damage in ``source`` to ``target``; returns their number."""
-        lines, *_ = _sound_lines(source, source.read_bytes(), _digest(_full(header)))
-        write_whole(target, b"".join(lines), what="the journal")
-        return len(lines)
+        raw = source.read_bytes()
+        trials, size, _ = _sound_lines(source, raw, _digest(_full(header)))
+        write_whole(target, raw[:size], what="the journal")
+        return len(trials)
 
     def append(self, trial: Trial, **more: object) -> None:
         """Write one trial, with ``more`` keys in its line, and wait until it is on disk.
@@ -144,7 +145,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
     if header is None:
         what = f"the header of the journal {path.name} is damaged"
         raise StateError(what, where=_header_path(path), cure=_OTHER)
-    _, trials, _, damage = _sound_lines(path, raw, _digest(header))
+    trials, _, damage = _sound_lines(path, raw, _digest(header))
     if damage is not None:
         raise damage
     return header, tuple(trials)
@@ -193,25 +194,16 @@ def _short(value: object) -> str:
     return text if len(text) <= 48 else f"{text[:45]}..."
 
 
-def _sound_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], list[Trial], str, StateError | None]:
-    """The lines before any damage, with their line ends, and their trials.
-
-    Also a note if a kill truncated the last line, and the error of a damaged one.
-    """
-    *whole, torn = raw.split(b"\n")
-    lines, trials, note = list[bytes](), list[Trial](), ""
-    for number, line in enumerate([*whole, torn] if torn else whole, 1):
+def _sound_lines(path: Path, raw: bytes, run: str) -> tuple[list[Trial], int, StateError | None]:
+    """The trials of the whole lines before any damage, the bytes of these lines, and the error of a damaged one."""
+    trials, size = list[Trial](), 0
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
         try:
             trials.append(_trial(path, number, line, run))
         except StateError as error:
-            if number <= len(whole):
-                return lines, trials, "", error
-            note = "were half a line, from a run that was killed; they were cut"
-            return lines, trials, f"{path}: the last {len(torn)} bytes {note}", None
-        lines.append(line + b"\n")
-    if torn:
-        note = f"{path}: the last line had no end; it was complete and is kept"
-    return lines, trials, note, None
+            return trials, size, error
+        size += len(line) + 1
+    return trials, size, None
 
 
 def _trial(path: Path, number: int, line: bytes, run: str) -> Trial:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from qdqspec.accuracy import Evaluator, Offset, Runs
 from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
@@ -49,6 +50,19 @@ class Figures:
         return None if self.is_part else self.all_db
 
 
+class Scored(NamedTuple):
+    """The SQNRs of placements that met the metric's limit, and of those that missed it."""
+
+    kept: list[float]
+    lost: list[float]
+
+    @property
+    def missed_db(self) -> float:
+        """The highest SQNR of those that missed the limit below that of all that met it; else minus infinity."""
+        noisiest_kept = min(self.kept, default=math.inf)
+        return max((db for db in self.lost if db < noisiest_kept), default=-math.inf)
+
+
 @dataclass(slots=True, kw_only=True)
 class Limits:
     """The limits of a case, and what is known of placements by trials, measurements and rehearsals.
@@ -57,9 +71,8 @@ class Limits:
     on all data, if there is more. ``confirms_sqnr`` is set if a selected placement needs its SQNR on all data.
 
     Candidates within ``near_db`` of the SQNR limit may be measured on all data before a race: a smaller value reads
-    less data, and races more candidates that cannot win. If a placement missed the metric, candidates ``far_db`` below
-    it are not raced: a smaller value saves races, and may lose a winner. While no placement met the metric, the search
-    aims ``step_db`` above those that missed it: a smaller value has more builds that miss it.
+    less data, and races more candidates that cannot win. While no placement met the metric, the search aims ``step_db``
+    above those that missed it: a smaller value has more builds that miss it.
     """
 
     asked: SearchLimits = field(default_factory=SearchLimits)
@@ -68,7 +81,6 @@ class Limits:
     all_data: Evaluator | None = None
     confirms_sqnr: bool = True
     near_db: float = 6.0
-    far_db: float = 3.0
     step_db: float = 5.0
     difference: Offset = field(default_factory=Offset)
     known: dict[str, Figures] = field(default_factory=dict)  # by digest of the placement
@@ -112,16 +124,16 @@ class Limits:
         return least is None or (found is not None and found >= least)
 
     def excludes(self, placement: Placement) -> bool:
-        """Whether a placement is not worth a race: expected below the SQNR limit, or far from that of the metric."""
-        few_db = self.figures(placement).few_db
-        return few_db is not None and (self._is_below(placement, few_db) or self.is_far_below(few_db))
-
-    def _is_below(self, placement: Placement, few_db: float) -> bool:
         """Whether a placement is below the SQNR limit on all data, or expected to be by the first samples."""
-        least, found = self.min_sqnr_db, self.figures(placement).all_db
-        if found is None:
-            found = few_db + self.difference.at(few_db, placement)
-        return least is not None and found < least
+        least, found = self.min_sqnr_db, self.measured_db(placement)
+        return least is not None and found is not None and found < least
+
+    def measured_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement on all data, or as expected by the first samples; ``None`` if it was not measured."""
+        figures = self.figures(placement)
+        if figures.all_db is not None or figures.few_db is None:
+            return figures.all_db
+        return figures.few_db + self.difference.at(figures.few_db, placement)
 
     def is_known(self, placement: Placement) -> bool:
         """Whether everything that the limits need of a placement is measured."""
@@ -145,6 +157,8 @@ class Limits:
 
     def score(self, trial: Trial, engine: Runs) -> Trial:
         """A race winner with its SQNR on all data and its metric; it does not win if one is too low."""
+        if not self.are_measured:
+            return trial
         trial = self._on_all_data(trial, engine)
         if self.metric is not None and self.metric.score is not None:
             score = self.figures(trial.placement).score
@@ -169,7 +183,7 @@ class Limits:
         figures = self.figures(placement)
         few_db = self.first_samples(engine) if figures.few_db is None else figures.few_db
         self.known[placement.digest] = replace(figures, few_db=few_db)
-        return self._is_below(placement, few_db)
+        return self.excludes(placement)
 
     def learn(self, trial: Trial) -> None:
         """Learn the figures of a trial, also of one of an earlier run."""
@@ -208,64 +222,31 @@ class Limits:
         self.rehearsed.setdefault(placement.digest, (sqnr_db, kept))
 
     @property
-    def scored_builds(self) -> tuple[list[float], list[float]]:
-        """The SQNRs of builds that met the metric's limit, and of those that missed it."""
-        kept, lost = list[float](), list[float]()
-        for digest, each in self.known.items():
-            if (
-                self.metric
-                and each.score is not None
-                and each.few_db is not None
-                and digest != NO_PAIRS.digest
-            ):
-                (kept if each.score >= self.metric.least else lost).append(each.few_db)
-        return kept, lost
-
-    @property
-    def scored(self) -> tuple[list[float], list[float]]:
-        """The same of builds and of rehearsed placements that were not built.
+    def scored(self) -> Scored:
+        """The SQNRs of builds of which the metric is known, and of rehearsed placements that were not built.
 
         A rehearsed placement counts as one that met the limit only above the SQNR of builds that missed it.
         """
-        kept, lost = self.scored_builds
-        missed_db = _highest_below(kept, lost)
+        found, least = Scored([], []), math.inf if self.metric is None else self.metric.least
+        built = {digest: each for digest, each in self.known.items() if each.score is not None}
+        for digest, each in built.items():
+            if each.score is not None and each.few_db is not None and digest != NO_PAIRS.digest:
+                (found.kept if each.score >= least else found.lost).append(each.few_db)
+        missed_db = found.missed_db
         for digest, (sqnr_db, is_kept) in self.rehearsed.items():
-            if self.known.get(digest, Figures()).score is None:
-                if not is_kept:
-                    lost.append(sqnr_db)
-                elif sqnr_db > missed_db:
-                    kept.append(sqnr_db)
-        return kept, lost
-
-    @property
-    def has_missed_metric(self) -> bool:
-        """Whether a placement missed the limit of the metric, or is expected to."""
-        return bool(self.scored[1])
-
-    @property
-    def missed_db(self) -> float:
-        """The highest SQNR of placements that missed the metric below that of all that met it; else minus infinity."""
-        return _highest_below(*self.scored)
-
-    def is_far_below(self, sqnr_db: float) -> bool:
-        """Whether an SQNR is so far below that of a build that missed the metric that it is not worth a race."""
-        return sqnr_db <= _highest_below(*self.scored_builds) - self.far_db
-
-    def is_bracketed(self, apart_db: float) -> bool:
-        """Whether the SQNRs that met and that missed the metric are within ``apart_db``, or none missed it."""
-        kept, lost = self.scored
-        return not lost or min(kept, default=0.0) - _highest_below(kept, lost) < apart_db
+            if digest not in built and (not is_kept or sqnr_db > missed_db):
+                (found.kept if is_kept else found.lost).append(sqnr_db)
+        return found
 
     @property
     def aim_db(self) -> float | None:
         """The smallest SQNR worth aiming at: the limit, or that between placements that missed and met the metric."""
-        kept, lost = self.scored
+        kept, lost = scored = self.scored
         aims = [] if self.min_sqnr_db is None else [self.min_sqnr_db]
         if lost:
-            missed_db = _highest_below(kept, lost)
-            step = missed_db + self.step_db
-            middle = (missed_db + min(kept)) / 2 if kept else step
-            aims.append(min(kept) if missed_db == -math.inf else min(step, middle))
+            step = scored.missed_db + self.step_db
+            middle = (scored.missed_db + min(kept)) / 2 if kept else step
+            aims.append(min(kept) if scored.missed_db == -math.inf else min(step, middle))
         return max(aims, default=None)
 
     def bound(self, selected: Placement) -> AccuracyBound | None:
@@ -273,7 +254,7 @@ class Limits:
         if self.metric is None:
             return None
         scores = {d: each.score for d, each in self.known.items() if each.score is not None}
-        others = [score for digest, score in scores.items() if digest != NO_PAIRS.digest]
+        others = [scores[digest] for digest in scores.keys() - {NO_PAIRS.digest}]
         return AccuracyBound(
             metric=self.metric.rules.key,
             least=self.metric.least,
@@ -283,9 +264,3 @@ class Limits:
             scored=len(others),
             samples=self.metric.samples,
         )
-
-
-def _highest_below(kept: list[float], lost: list[float]) -> float:
-    """The highest lost SQNR that is below all that are kept; minus infinity if there is none."""
-    noisiest_kept = min(kept, default=math.inf)
-    return max((db for db in lost if db < noisiest_kept), default=-math.inf)

@@ -16,7 +16,6 @@ import numpy as np
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import count_text
-from qdqspec.accuracy import Runs
 from qdqspec.backends import Engine
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
@@ -73,7 +72,6 @@ class Contest:
         self.limits = limits or Limits()
         self._bench, self._part_eps, self._clear = bench, part_eps, clear
         self._incumbent = NO_PAIRS
-        self._reference_seconds = 0.0  # that its build took
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
 
     def build(self, number: int, proposal: Proposal) -> Built:
@@ -95,15 +93,14 @@ class Contest:
         if built.engine is None:
             return built.trial
         try:
-            try:
-                trial = self._of_part(built) if built.trial.subgraph else self._of_whole(built)
-            finally:
-                if built.engine is not None and not self._bench.keeps(built.engine):
-                    built.close()
-            if not trial.subgraph:
-                self._bench.look(self._reference_seconds)
+            trial = self._of_part(built) if built.trial.subgraph else self._of_whole(built)
         except BackendError as error:
             return replace(built.trial, status="failed", error=self._bench.reason(error), graph_hash="")
+        finally:
+            if built.engine is not None and not self._bench.keeps(built.engine):
+                built.close()
+        if not trial.subgraph:
+            self._bench.look()
         return trial
 
     def recall(self, trial: Trial) -> None:
@@ -112,7 +109,7 @@ class Contest:
             self._seen.setdefault(trial.graph_hash, trial)
         self.limits.learn(trial)
         if trial.incumbent:
-            self._replace_incumbent(trial)
+            self._incumbent, self.best = trial.placement, trial.ratio or 1.0
 
     def measure_variation(self, reference: Trial, seconds: float | None = None) -> Samples:
         """Set ``eps`` by the variation between builds; see `Bench.measure_variation`."""
@@ -125,7 +122,8 @@ class Contest:
         If its layers cannot be timed, a note has the reason, and the engine is built again.
         """
         bench, limits = self._bench, self.limits
-        trial = self._checked(built.trial, built, limits.measure)
+        with bench.several(built.trial.placement, _open(built)) as several:
+            trial = limits.measure(built.trial, several)
         if not built.timed:
             return trial
         before = self._seen.get(trial.graph_hash) if trial.graph_hash and self.best is not None else None
@@ -154,19 +152,13 @@ class Contest:
                 trial = self._raced(trial, built, self.best)
         trial = replace(trial, samples=replace(trial.samples, notes=(*trial.samples.notes, *notes)))
         if trial.incumbent:
-            trial = self._checked(trial, built, limits.score)
+            with bench.several(trial.placement, _open(built)) as several:
+                trial = limits.score(trial, several)
         if trial.incumbent:
-            self._replace_incumbent(trial)
+            self._incumbent, self.best = trial.placement, trial.ratio or 1.0
             bench.keep(trial.placement, _open(built))
         self._seen[trial.graph_hash] = trial
         return trial
-
-    def _checked(self, trial: Trial, built: Built, measure: Callable[[Trial, Runs], Trial]) -> Trial:
-        """The trial with what the limits need of it."""
-        if not self.limits.are_measured:
-            return trial
-        with self._bench.several(trial.placement, _open(built)) as several:
-            return measure(trial, several)
 
     def _raced(self, trial: Trial, built: Built, best: float) -> Trial:
         """Race a challenger. A small gain must be won again, with both built anew, so that the mean is significant.
@@ -213,11 +205,6 @@ class Contest:
         built.engine = self._bench.open(built.trial.placement)
         warmed(built.engine, self._bench.clock)
 
-    def _replace_incumbent(self, trial: Trial) -> None:
-        if self.best is None:
-            self._reference_seconds = trial.build_seconds
-        self._incumbent, self.best = trial.placement, trial.ratio or 1.0
-
 
 def _open(built: Built) -> Engine:
     assert built.engine is not None
@@ -228,9 +215,9 @@ class Search:
     """A search in progress. Iterating runs it to its end; a caller may also run its steps one by one.
 
     A step is to ask, to evaluate a proposal, and to tell the strategy its trial. ``most_trials`` is the largest number
-    of builds. ``replay`` are trials of an earlier run: while the strategy asks for the same placements in the same
-    order, they are used and nothing is built. The reference is always built first; then ``given``, a proposal that is
-    not the strategy's. ``confirming`` is the number of builds after the search: once a candidate has won, their time is
+    of builds. The trials of an earlier run, ``replay``, are restored at once, in whatever order they were requested;
+    the strategy receives those it asks for. The reference is always built first; then ``given``, a proposal that is not
+    the strategy's. ``confirming`` is the number of builds after the search: once a candidate has won, their time is
     reserved. ``variation_share`` of the time limit may go to the variation between builds: with less time it is known
     less well, and only larger gains win a race.
     """
@@ -255,9 +242,9 @@ class Search:
         self._most_trials, self._confirming, self._variation_share = most_trials, confirming, variation_share
         self._given, self._log, self._case, self._watch = given, log, case, watch
         self._variation = next((t for t in reversed(replay) if t.phase == "noise"), None)
-        self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
+        self._restore([t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
 
     def __iter__(self) -> Iterator[Trial]:
         while proposals := self.ask():
@@ -297,25 +284,18 @@ class Search:
         return proposals
 
     def evaluate(self, proposal: Proposal) -> Trial:
-        """The trial of a proposal: recorded by an earlier run, else built and raced now, and written to the journal.
+        """The trial of a proposal, built and raced now, and written to the journal.
 
         A known placement is not built again. Raises `BackendError` if the reference itself does not run.
         """
-        self._begin(proposal)
         key = _key(proposal)
         known = (t for t in self.trials if t.phase != COMMIT and t.ratio and _key(t) == key)
-        if (trial := next(known, None)) is not None:
-            return trial
-        if not self._recorded or _key(self._recorded[0]) != key:
-            self._recorded.clear()  # after the first mismatch no recorded trials are used
-            return self.measure(self.build(proposal))
-        trial = replace(self._recorded.popleft(), phase=proposal.phase)
-        self.contest.recall(trial)
-        return self._enter(trial)
+        return next(known, None) or self.measure(self.build(proposal))
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
-        self._begin(proposal)
+        if not self.trials and (proposal.placement.sites or proposal.subgraph):
+            self.evaluate(Proposal(placement=NO_PAIRS, phase=OWN, profile=True))
         self._report(f"building {self._next_text}")
         return self.contest.build(len(self.trials), proposal)
 
@@ -339,30 +319,23 @@ class Search:
         self.contest.recall(trial)
         return self._journalled(trial)
 
-    def resume(self) -> None:
-        """Restore all trials of the earlier run at once, in whatever order they were requested.
-
-        The strategy receives those it asks for; its first new proposal waits for `ask`.
-        """
+    def _restore(self, recorded: Sequence[Trial]) -> None:
+        """Restore the trials of an earlier run; the first new proposal of the strategy waits for `ask`."""
         known: dict[_Key, Trial] = {}
-        while self._recorded:
-            self._answer(known)  # before the strategy can know of later trials by the limits
-            trial = self._recorded.popleft()
+        for trial in recorded:
             self.contest.recall(trial)
             trial = self._enter(trial)
             if trial.phase != COMMIT:
                 known[_key(trial)] = trial
-        self._answer(known)
-
-    def _answer(self, known: dict[_Key, Trial]) -> None:
-        """Tell the strategy known trials, until it asks for another one."""
-        while True:
-            self._held = self._held or list(self.strategy.ask(1))
-            answer = known.pop(_key(self._held[0]), None) if self._held else None
-            if answer is None:
-                return
-            self._held = []
-            self.strategy.tell([answer])
+            while True:  # the strategy learns of each trial before it can know of later ones by the limits
+                self._held = self._held or list(self.strategy.ask(1))
+                answer = known.pop(_key(self._held[0]), None) if self._held else None
+                if answer is None:
+                    break
+                self._held = []
+                self.strategy.tell([answer])
+        if self._given is not None and _key(self._given) in map(_key, self.trials):
+            self._given = None
 
     def _report(self, doing: str = "") -> None:
         """Report the progress at the beginning of a step, or after a new trial."""
@@ -397,10 +370,6 @@ class Search:
     @property
     def _next_text(self) -> str:
         return f"candidate {len(self.trials)}" if self.trials else "the reference"
-
-    def _begin(self, proposal: Proposal) -> None:
-        if not self.trials and (proposal.placement.sites or proposal.subgraph):
-            self.evaluate(Proposal(placement=NO_PAIRS, phase=OWN, profile=True))
 
     def _journalled(self, trial: Trial) -> Trial:
         if self.trials:

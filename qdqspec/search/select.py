@@ -28,8 +28,12 @@ class Selection:
 
     role: str
     placement: Placement
-    unchanged: bool
     reason: str
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the reference is selected."""
+        return self.role == "reference"
 
 
 def finalists(
@@ -47,9 +51,8 @@ def finalists(
     winner where many miss the limits on all data. Everything quantized, even if it was not built, and a quantized model
     as given are confirmed for comparison.
     """
-    good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
-    faster = [t for t in good if t.ratio is not None and t.ratio < 1 and t.placement.sites and fits(t)]
+    faster = [t for t in trials if is_candidate(t) and t.ratio is not None and t.ratio < 1 and fits(t)]
     ranked = sorted(faster, key=lambda t: t.ratio or 0.0)
     roles = {"reference": trials[0].placement}
     last = (t.placement for t in champions[: -most - 1 : -1])
@@ -118,67 +121,52 @@ def choose(
     that all accurate candidates are slower. ``plain`` is the ratio of the converted model without pairs, if candidates
     were converted: no placement is selected that is not faster than that one too.
     """
-    reference, converted = roles["reference"], ""
+    reference, converted, plain_ms = roles["reference"], "", math.inf
     rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference.digest}
     names = {role: _OWN if roles[role].given else _NAMES.get(role, role) for role in rivals}
-    proved = {
-        role: ratio.mean
-        for role, ratio in rivals.items()
-        if ratio.proves(min_gain) and roles[role].digest not in barred
-    }
+    accurate = {role: ratio for role, ratio in rivals.items() if roles[role].digest not in barred}
+    proved = {role: ratio.mean for role, ratio in accurate.items() if ratio.proves(min_gain)}
     if plain is not None:
-        takes = f"{ratio_text(plain.mean.median)} (95 %: {interval_text(plain.mean)})"
+        plain_ms = plain.mean.median
+        takes = f"{ratio_text(plain_ms)} (95 %: {interval_text(plain.mean)})"
         converted = f"converted to float32 without pairs it takes {takes}"
-    if not proved:
-        by_name = {names[role]: (roles[role], ratio) for role, ratio in rivals.items()}
-        reasons = _unchanged(by_name, barred, min_gain, shortfall, slower), converted
-        reason = "; ".join(filter(None, reasons))
-        return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
-    best = min(proved, key=lambda role: proved[role].median)
-    most = min(proved[best].high, (1 + tie) * proved[best].median)
-    if plain is not None and plain.mean.median <= most:
-        gain = f"{names[best]} {_takes(proved[best])}"
-        reason = f"{gain}, and {converted}: its pairs do not make it faster"
-        return Selection(role="reference", placement=reference, unchanged=True, reason=reason)
-    inside = [role for role in proved if proved[role].median <= most]
-    role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
-    name, ratio = _OWN if roles[role].given else role, proved[role]
-    selected = f"{name}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
-    also = f"as fast as {best} within its interval, with fewer Q/DQ pairs" if role != best else ""
-    reason = "; ".join(filter(None, (selected, also, converted)))
-    return Selection(role=role, placement=roles[role], unchanged=False, reason=reason)
-
-
-def _unchanged(
-    rivals: Mapping[str, tuple[Placement, RatioTest]],
-    barred: Collection[str],
-    min_gain: float,
-    shortfall: str,
-    slower: str,
-) -> str:
-    """Why none of these placements is selected, which are by name; see `choose`."""
-    fastest = sorted(rivals, key=lambda name: rivals[name][1].mean.median)
-    accurate = [name for name in fastest if rivals[name][0].digest not in barred]
-    missed = next((name for name in fastest if name not in accurate), None)
+    best = min(proved, key=lambda role: proved[role].median, default="")
+    most = min(proved[best].high, (1 + tie) * proved[best].median) if best else 0.0
+    if best and plain_ms > most:
+        inside = [role for role in proved if proved[role].median <= most]
+        role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
+        name, ratio = _OWN if roles[role].given else role, proved[role]
+        selected = f"{name}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
+        also = f"as fast as {best} within its interval, with fewer Q/DQ pairs" if role != best else ""
+        reason = "; ".join(filter(None, (selected, also, converted)))
+        return Selection(role=role, placement=roles[role], reason=reason)
+    if best:
+        reason = f"{names[best]} {_takes(proved[best])}, and {converted}: its pairs do not make it faster"
+        return Selection(role="reference", placement=reference, reason=reason)
     reasons = [shortfall]
-    if not shortfall and missed is not None and rivals[missed][1].mean.median < 1:
-        reasons.append(f"{missed} {_takes(rivals[missed][1].mean)}, but is not accurate enough")
-    if slower and not any(rivals[name][1].mean.median < 1 for name in accurate):
+    fastest = sorted(rivals, key=lambda role: rivals[role].mean.median)
+    missed = next((role for role in fastest if role not in accurate), None)
+    if not shortfall and missed is not None and rivals[missed].mean.median < 1:
+        reasons.append(f"{names[missed]} {_takes(rivals[missed].mean)}, but is not accurate enough")
+    if slower and not any(ratio.mean.median < 1 for ratio in accurate.values()):
         reasons.append(slower)
-    elif accurate:
-        name, test = accurate[0], rivals[accurate[0]][1]
-        ratio = test.mean
-        if ratio.high < 1 - min_gain:
-            worst = f"up to {test.enclosing.high:.3f} in one of the conditions of the caches"
-            reasons.append(f"the gain is not proved: {name} {_takes(ratio)}, and {worst}")
-        elif ratio.median >= 1:
-            reasons.append(f"no candidate is faster: {name} {_takes(ratio)}")
-        else:
-            gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
-            asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
-            saves = f"{name} saves {gain} of the time (95 %: {low} to {high})"
-            reasons.append(f"the gain is not proved: {saves}{asked}")
-    return "; ".join(filter(None, reasons)) or "no quantized candidate ran"
+    elif first := next((role for role in fastest if role in accurate), ""):
+        reasons.append(_unproved_text(names[first], accurate[first], min_gain))
+    reasons = ["; ".join(filter(None, reasons)) or "no quantized candidate ran", converted]
+    return Selection(role="reference", placement=reference, reason="; ".join(filter(None, reasons)))
+
+
+def _unproved_text(name: str, test: RatioTest, min_gain: float) -> str:
+    """Why the gain of the fastest accurate placement is not proved."""
+    ratio = test.mean
+    if ratio.high < 1 - min_gain:
+        worst = f"up to {test.enclosing.high:.3f} in one of the conditions of the caches"
+        return f"the gain is not proved: {name} {_takes(ratio)}, and {worst}"
+    if ratio.median >= 1:
+        return f"no candidate is faster: {name} {_takes(ratio)}"
+    gain, low, high = (share_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+    asked = f", and tune.min_gain asks for {100 * min_gain:g} %" if min_gain else ""
+    return f"the gain is not proved: {name} saves {gain} of the time (95 %: {low} to {high}){asked}"
 
 
 def _takes(ratio: Interval) -> str:

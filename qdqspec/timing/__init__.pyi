@@ -3,7 +3,6 @@ from .bench import (
     CONFIRM_ROUNDS as CONFIRM_ROUNDS,  # rounds of such a measurement
     FLOOR_EPS as FLOOR_EPS,  # smallest significant difference: one per cent
     Bench as Bench,  # builds models and times engines of them
-    DriftMonitor as DriftMonitor,  # looks at the reference and the incumbent of one search from time to time
 )
 from .environment import (
     Environment as Environment,  # the environment of an interpreter, such as ``next/bin/python``

@@ -6,25 +6,22 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
 
-import numpy as np
-
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy import Runs
-from qdqspec.backends import PLAIN, Backend, BuildOptions, Engine, Engines, HasMemory, has_memory
+from qdqspec.backends import PLAIN, Backend, BuildOptions, Engine, Engines
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.timing.race import MOST_RUNS, Load, Turn, attach, profiled, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined_samples, merged
 from qdqspec.types import (
     NO_PAIRS,
-    Clock,
     Interval,
     LatencyEvidence,
     LayerTime,
@@ -45,110 +42,38 @@ Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
 Extract: TypeAlias = Callable[[Placement, Nodes], tuple[Path, Load]]
 
 
-@dataclass(kw_only=True)
-class DriftMonitor:
-    """Looks at the reference and the incumbent of one search from time to time.
-
-    The state of the machine changes within minutes, and the ratio with it; a short measurement sees one state only
-    (docs/decisions/0006).
-    Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``: more looks know the
-    variation better, and leave less time to search. A look has ``rounds`` pairs of turns.
-    """
-
-    clock: Clock
-    random: np.random.Generator
-    memory: HasMemory = has_memory
-    now: Callable[[], float] = time.monotonic
-    apart: float = 20.0
-    least_seconds: float = 5.0
-    rounds: int = 6
-    reference: Engine | None = field(default=None, init=False)
-    seconds: float = field(default=0.0, init=False)  # the duration of the last look
-    series: list[list[Floats]] = field(default_factory=list, init=False)  # log ratios by incumbent and look
-    _beside: Engine | None = field(default=None, init=False)  # the incumbent of the last series
-
-    def __post_init__(self) -> None:
-        self._ended = self.now()
-
-    @property
-    def deviation(self) -> Deviation:
-        """The deviation of a log ratio between times, and its degrees of freedom; see `time_deviation`."""
-        return time_deviation(self.series)
-
-    def take_if_due(
-        self, incumbent: Engine, open_reference: Callable[[], Engine], build_seconds: float
-    ) -> None:
-        """Look at both if the last look is long enough ago and memory allows it. An engine that fails ends the look.
-
-        The reference is opened once, which takes ``build_seconds``, and stays open.
-        """
-        started = self.now()
-        lasts = self.seconds or build_seconds
-        if started - self._ended < max(self.least_seconds, self.apart * lasts):
-            return
-        try:
-            if self.reference is None and self.memory([incumbent], 1):
-                self.reference = open_reference()
-            if self.reference is not None:
-                if incumbent is not self._beside:
-                    self._beside = incumbent
-                    self.series.append([])
-                engines, samples = (incumbent, self.reference), [Samples(), Samples()]
-                turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
-                for _ in range(self.rounds):
-                    for side in self.random.permutation(2):
-                        samples[side] += turn.sample(engines[side])
-                self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))
-        except BackendError:
-            self.close()
-        self._ended = self.now()
-        self.seconds = self._ended - started
-
-    def close(self) -> None:
-        """Close the reference; the looks taken so far stay."""
-        if self.reference is not None:
-            self.reference.close()
-        self.reference = self._beside = None
-
-
 @dataclass(eq=False)
-class Bench:
+class Bench(FreshBuilds):
     """Builds models and times engines of them. It knows no search: which candidate wins is decided in `search.loop`.
 
     ``loads`` are the inputs at each shape profile. ``write`` gives the file of a placement; without it
     only model files are built. ``extract`` writes only the named nodes with their pairs, and gives inputs for them.
-    ``folder`` contains the candidates' files, and is removed from recorded messages. One engine of a whole model and
-    one of a part are kept open for races (`keep`). With ``looks`` the intervals of `compare` include the variation of
-    the ratio between times. ``jobs``, ``memory`` and ``report`` are those of `FreshBuilds`.
+    ``folder`` contains the candidates' files, and is removed from recorded messages. One engine, of a whole model or of
+    a part, is kept open for races (`keep`). With ``looks`` (`look`) the intervals of `compare` include the variation of
+    the ratio between times; ``series`` has their log ratios by incumbent and look.
     """
 
     backend: Backend
     write: Callable[[Placement], Path] | None
     loads: tuple[Load, ...]
     _: KW_ONLY
-    clock: Clock
-    random: np.random.Generator
     options: BuildOptions = PLAIN
-    exclusive: Callable[[], AbstractContextManager[object]] = nullcontext
     extract: Extract | None = None
     folder: Path | None = None
-    jobs: int = 1
     engines: int = 1
-    memory: HasMemory = has_memory
-    looks: DriftMonitor | None = None
-    report: Callable[[str], None] = lambda _: None
+    looks: bool = False
+    now: Callable[[], float] = time.monotonic
+    series: list[list[Floats]] = field(default_factory=list, init=False)
+    beside: Engine | None = field(default=None, init=False)  # the reference, for looks
+    look_seconds: float = field(
+        default=0.0, init=False
+    )  # the duration of the last look, before it of the first build
 
     def __post_init__(self) -> None:
         self._writing = Lock()
-        self._kept: dict[bool, tuple[Placement, Nodes, Engine]] = {}  # by whether it is a part
-        self._fresh = FreshBuilds(
-            clock=self.clock,
-            random=self.random,
-            exclusive=self.exclusive,
-            jobs=self.jobs,
-            memory=self.memory,
-            report=self.report,
-        )
+        self._looked = self.now()
+        self._looked_at: Engine | None = None  # the incumbent of the last series
+        self._kept: tuple[Placement, Nodes, Engine] | None = None
 
     def open(self, model: Placement | Path, subgraph: Nodes = (), *, fresh: bool = False) -> Engine:
         """An engine of a placement, of a part of it, or of a model file, with inputs bound.
@@ -165,31 +90,34 @@ class Bench:
                 else:
                     assert self.write is not None, "this bench builds model files only"
                     path = self.write(path)
-        return attach(self.backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
+        started = self.now()
+        engine = attach(self.backend.build(path, replace(options, fresh=fresh, hashed=not fresh)), loads)
+        self.look_seconds = self.look_seconds or self.now() - started
+        return engine
 
     def keep(self, placement: Placement, engine: Engine, subgraph: Nodes = ()) -> None:
         """Keep an engine open in place of the one before."""
-        self.drop(part=bool(subgraph))
-        self._kept[bool(subgraph)] = placement, subgraph, engine
+        self.drop()
+        self._kept = placement, subgraph, engine
 
     def keeps(self, engine: Engine) -> bool:
         """Whether this engine is kept open."""
-        return any(each is engine for *_, each in self._kept.values())
+        return self._kept is not None and self._kept[2] is engine
 
     def kept(self, placement: Placement, subgraph: Nodes = ()) -> Engine:
         """The kept engine of a placement, built and warmed up if another one or none is kept."""
-        held = self._kept.get(bool(subgraph))
-        if held is not None and held[:2] == (placement, subgraph):
-            return held[2]
+        if self._kept is not None and self._kept[:2] == (placement, subgraph):
+            return self._kept[2]
         engine = self.open(placement, subgraph)
         self.keep(placement, engine, subgraph)
         warmed(engine, self.clock)
         return engine
 
-    def drop(self, *, part: bool = False) -> None:
-        """Close the kept engine of a whole model, or of a part."""
-        if part in self._kept:
-            self._kept.pop(part)[2].close()
+    def drop(self) -> None:
+        """Close the kept engine."""
+        held, self._kept = self._kept, None
+        if held is not None:
+            held[2].close()
 
     @contextmanager
     def several(self, placement: Placement, engine: Engine) -> Iterator[Runs]:
@@ -212,14 +140,9 @@ class Bench:
         while True:
             try:
                 rival = self.kept(opponent, subgraph)
-                if engine.graph_hash and engine.graph_hash == rival.graph_hash:  # both run the same kernels
-                    same = Race(
-                        opponent=opponent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph"
-                    )
-                    return same, Samples(), Samples()
                 return race(engine, rival, opponent.digest, clock=self.clock, eps=eps, random=self.random)
             except BackendError as error:
-                self.drop(part=bool(subgraph))
+                self.drop()
                 if failure is not None:  # the challenger failed, or the opponent permanently
                     raise failure from None
                 failure = error
@@ -277,7 +200,7 @@ class Bench:
         """
         ids = {role: str(model if isinstance(model, Path) else model.digest) for role, model in roles.items()}
         distinct = {ids[role]: model for role, model in roles.items()}
-        reference, times = ids["reference"], (0.0, 0) if self.looks is None else self.looks.deviation
+        reference, times = ids["reference"], time_deviation(self.series)
 
         def estimates(found: Together, times: Deviation = (0.0, 0)) -> dict[str, RatioEstimate]:
             if reference not in found.samples:
@@ -324,19 +247,48 @@ class Bench:
         with closing(self.open(placement)) as engine, self.exclusive():
             return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
 
-    def look(self, build_seconds: float) -> None:
-        """Time the reference and the kept engine; see `DriftMonitor.take_if_due` for ``build_seconds``."""
-        held = self._kept.get(False)
-        if self.looks is not None and held is not None and held[0].sites:
-            with self.exclusive():
-                self.looks.take_if_due(held[2], partial(self.open, NO_PAIRS), build_seconds)
+    def look(self, *, apart: float = 20.0, least_seconds: float = 5.0, rounds: int = 6) -> None:
+        """Time the reference beside the kept incumbent, if the last look is long enough ago and memory allows it.
+
+        The state of the machine changes within minutes, and the ratio with it; a short measurement sees one state only
+        (docs/decisions/0006). Between two looks ``apart`` times the duration of a look passes, and ``least_seconds``:
+        more looks know the variation better, and leave less time to search. A look has ``rounds`` pairs of turns. The
+        reference is opened once, and stays open. An engine that fails ends the look.
+        """
+        held, started = self._kept, self.now()
+        is_due = started - self._looked >= max(least_seconds, apart * self.look_seconds)
+        if not (self.looks and is_due) or held is None or not held[0].sites or held[1]:
+            return
+        incumbent = held[2]
+        with self.exclusive():
+            try:
+                if self.beside is None and self.memory([incumbent], 1):
+                    self.beside = self.open(NO_PAIRS)
+                if self.beside is not None:
+                    if incumbent is not self._looked_at:
+                        self._looked_at = incumbent
+                        self.series.append([])
+                    engines, samples = (incumbent, self.beside), [Samples(), Samples()]
+                    turn = min((settle(engine, self.clock) for engine in engines), key=lambda each: each.runs)
+                    for _ in range(rounds):
+                        for side in self.random.permutation(2):
+                            samples[side] += turn.sample(engines[side])
+                    self.series[-1].append(log_ratios(*(taken.on(self.clock) for taken in samples)))
+            except BackendError:
+                self._close_beside()
+            self._looked = self.now()
+        self.look_seconds = self._looked - started
+
+    def _close_beside(self) -> None:
+        """Close the reference of the looks; the looks taken so far stay."""
+        if self.beside is not None:
+            self.beside.close()
+        self.beside = self._looked_at = None
 
     def close(self) -> None:
         """Close all open engines."""
         self.drop()
-        self.drop(part=True)
-        if self.looks is not None:
-            self.looks.close()
+        self._close_beside()
 
     def reason(self, error: QdqspecError) -> str:
         """The recorded text of a failure, without the temporary folder of the candidates."""
@@ -352,13 +304,8 @@ class Bench:
     ) -> Together:
         """Time fresh builds of models together. Kept engines are closed if memory is short."""
         openers = {name: [partial(self.open, model, fresh=True)] * builds for name, model in models.items()}
-        return self._fresh.time(
-            openers,
-            rounds,
-            beside=[engine for *_, engine in self._kept.values()],
-            close_others=self.close,
-            is_settled=is_settled,
-        )
+        beside = [] if self._kept is None else [self._kept[2]]
+        return self.time(openers, rounds, beside=beside, close_others=self.close, is_settled=is_settled)
 
 
 def _tests(ratios: Mapping[str, RatioEstimate]) -> dict[str, RatioTest]:

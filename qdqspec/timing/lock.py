@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +17,7 @@ from qdqspec._core.files import OTHER_FOLDER, remove_partial, shared_folder, unw
 from qdqspec.errors import OutputError, StateError
 
 _PATIENCE = 0.5  # seconds of waiting for a device that are not reported
-_SINCE = "%Y-%m-%d %H:%M:%S"  # local time
+_OWNER = re.compile(r"process \d+, since [\d :-]+")  # the note of a lock, in local time
 
 _REPORTED: set[Path] = set()  # locks for which this process has reported a wait: once is enough
 _OWN_FOLDERS: set[Path] = set()  # held by this process
@@ -47,19 +45,15 @@ class _Lock:
         except Timeout:
             if self.path not in _REPORTED:
                 _REPORTED.add(self.path)
-                owner = "another process"
-                with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-                    note = json.loads(self._note.read_text(encoding="utf-8"))
-                    owner = (
-                        f"process {int(note['pid'])}, since {datetime.fromisoformat(note['since']):{_SINCE}}"
-                    )
-                self._report(f"waits for {what} ({owner})")
+                owner = ""
+                with contextlib.suppress(OSError, ValueError):
+                    owner = self._note.read_text(encoding="utf-8")
+                self._report(f"waits for {what} ({owner if _OWNER.fullmatch(owner) else 'another process'})")
             self._lock.acquire()
         if self._lock.lock_counter == 1:
-            since = datetime.now(UTC).astimezone()
-            own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}"}
+            own = f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
             with contextlib.suppress(OSError):  # a full disk is reported by the next write
-                self._note.write_text(json.dumps(own), encoding="utf-8")
+                self._note.write_text(own, encoding="utf-8")
         return time.monotonic() - started
 
     def release(self) -> None:

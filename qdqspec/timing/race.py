@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -37,7 +37,6 @@ def race(
     eps: float,
     random: np.random.Generator,
     looks: Sequence[int] = (6, 12, 24, 48),
-    far_slower: float = 1.15,
     futile: float = 0.85,
     alpha: float = 0.02,
 ) -> tuple[Race, Samples, Samples]:
@@ -47,9 +46,8 @@ def race(
 
     - ``looks`` are the numbers of pairs after which the challenger may win: more end races earlier, with more false
       wins.
-    - A ratio above ``far_slower`` after three pairs ends a race: a lower one saves runs, and misses gains.
-    - So does an interval with the confidence ``futile`` that excludes a gain of ``eps``: at 95 % half of the pairs are
-      spent on challengers as fast as the incumbent, and wins are as frequent (docs/decisions/0007).
+    - An interval with the confidence ``futile`` that excludes a gain of ``eps`` ends a race: at 95 % half of the pairs
+      are spent on challengers as fast as the incumbent, and wins are as frequent (docs/decisions/0007).
     - ``alpha`` is the error of each look, one-sided: with it six pairs of one sign are the first that can decide.
     """
     engines, samples = (challenger, incumbent), [Samples(), Samples()]
@@ -59,18 +57,14 @@ def race(
             samples[side] += turn.sample(engines[side])
         differences = log_ratios(*(each.on(clock) for each in samples))
         pairs = len(differences)
-        is_far_slower = pairs == 3 and math.exp(np.median(differences)) > far_slower
         bounds = _interval(differences, futile) if pairs > looks[0] else None
         is_futile = bounds is not None and bounds.low > 1 - eps  # the rank test excludes a significant gain
-        if not (is_far_slower or is_futile or pairs in looks):
+        if not is_futile and pairs not in looks:
             continue
         ratio, p_value = math.exp(np.median(differences)), wilcoxon_p(differences)
-        is_proved = p_value / 2 < alpha  # one-sided: the ratio gives the direction
         verdict: Literal["faster", "slower", "no difference"] = "no difference"
-        if is_proved and ratio < 1 - eps:
-            verdict = "faster"
-        elif is_far_slower or (is_proved and ratio > 1 + eps):
-            verdict = "slower"
+        if p_value / 2 < alpha and abs(ratio - 1) > eps:  # one-sided: the ratio gives the direction
+            verdict = "faster" if ratio < 1 else "slower"
         if verdict != "no difference" or pairs == looks[-1] or pairs not in looks:
             outcome = Race(
                 opponent=opponent,
@@ -125,22 +119,14 @@ class Turn:
         return cls(warmup=max(warmup, int(typical_ms < cold_ms)), runs=max(1, runs))
 
     def sample(self, engine: Engine) -> Samples:
-        """Take one sample; repeat it if another process disturbed it."""
-        return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
+        """Take one sample."""
+        return median_sample(engine.time(self.runs, warmup=self.warmup))
 
     def both(self, engine: Engine) -> Samples:
         """The sample of a turn, with a run that follows a run of another model."""
         taken = time_after_another(engine, self.runs, max(1, self.warmup))
         steady = median_sample(on_each_clock(lambda times: times[1:], taken))
-        return _with_first(self._undisturbed(steady, engine), on_each_clock(lambda times: times[:1], taken))
-
-    def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
-        """The sample, or a new one where wall time far above CPU time shows that another process ran meanwhile."""
-        for _ in range(2):
-            if not sample.cpu_ms or sample.cpu_ms[0] >= 20.0 or sample.wall_ms[0] <= 1.2 * sample.cpu_ms[0]:
-                break
-            sample = median_sample(engine.time(self.runs, warmup=self.warmup))
-        return sample
+        return _with_first(steady, on_each_clock(lambda times: times[:1], taken))
 
 
 def time_after_another(engine: Engine, runs: int, warmup: int, profile: int = 0) -> Samples:
@@ -233,30 +219,20 @@ def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
     except BaseException:
         engine.close()
         raise
-    return engine if len(loads) == 1 else AllProfiles(engine, tuple(load.share for load in loads))
+    if len(loads) == 1:
+        return engine
+    return cast("Engine", AllProfiles(engine, tuple(load.share for load in loads)))
 
 
 class AllProfiles:
-    """An engine timed at all its profiles in turn, with the interface of one. The inputs must already be bound."""
+    """An engine timed at all its profiles in turn, else the engine itself. The inputs must already be bound."""
 
     def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
-        self.graph_hash = engine.graph_hash
-        self.pid: int = getattr(engine, "pid", 0)  # its process, if it has one
         self._engine = engine
         self._shares = tuple(shares)
 
-    def device_memory(self) -> tuple[int, int] | None:
-        """Bytes that the engine holds on its device, and that are free there; ``None`` without a device."""
-        found: tuple[int, int] | None = getattr(self._engine, "device_memory", lambda: None)()
-        return found
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once, at the profile that accepts these inputs."""
-        return self._engine.run(feeds)
-
-    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Set the inputs of one profile again."""
-        self._engine.bind(feeds, profile=profile)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
         """Time every profile; a sample is the weighted geometric mean of one run at each."""
@@ -273,10 +249,6 @@ class AllProfiles:
         """Layers with their shares of the objective."""
         parts = [self._engine.layers(runs, profile=number) for number, _ in enumerate(self._shares)]
         return merged_layers(parts, self._shares)
-
-    def close(self) -> None:
-        """Close the engine; closing twice is harmless."""
-        self._engine.close()
 
 
 def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.types import Clock, Interval, LatencyEvidence, RatioTest, Samples, TimeChange
+from qdqspec.types import Interval, LatencyEvidence, RatioTest, TimeChange
 
 Deviation: TypeAlias = tuple[float, int]  # a standard deviation of logarithms, with its degrees of freedom
 Variance: TypeAlias = tuple[float, float]  # a variance of logarithms, with its degrees of freedom
@@ -299,18 +299,13 @@ def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTim
     clock, builds = latency.clock, latency.builds
     samples = [latency.samples[role] for role in ("tuned", "reference")]
     tuned, reference = (
-        _apart(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
+        builds_of(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
     )
     return BuildTimes(tuned=tuned, reference=reference)
 
 
-def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
-    """Split joined samples by build."""
-    return _apart(samples.on(clock), builds)
-
-
-def _apart(values: tuple[float, ...], builds: int) -> Builds:
-    """One build if they do not divide evenly."""
+def builds_of(values: tuple[float, ...], builds: int) -> Builds:
+    """Split the times of joined samples by build; one build if they do not divide evenly."""
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
     return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))

@@ -6,7 +6,6 @@ rounds affects all of them. All builds are open at once if memory allows it, els
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from qdqspec._core.units import count_text
 from qdqspec.backends import Engine, HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.timing.race import Turn, on_each_clock, settle
-from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios, trimmed_error
+from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios
 from qdqspec.types import Clock, Interval, Samples
 
 NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
@@ -99,35 +98,35 @@ def merged(measurements: Sequence[Together]) -> Together:
 
 
 def _scaled(own: tuple[float, ...], *times: tuple[float, ...], rounds: int, first: int) -> tuple[float, ...]:
-    """Times of one build in units of the ``first`` ones, by the means of both measurements in each round."""
-    if not all(times):
-        return ()
+    """Times of one build in units of the ``first`` ones, by the means of both measurements in each round.
+
+    They stay as they are if a clock was not recorded, or is too coarse.
+    """
+    if not all(each and all(each) for each in times):
+        return own[:rounds]
     logs = np.log([each[:rounds] for each in times])
     factors = np.exp(logs[:first].mean(axis=0) - logs[first:].mean(axis=0))
     return tuple((np.asarray(own[:rounds]) * factors).tolist())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FreshBuilds:
     """Times fresh builds, ``jobs`` of which are built in parallel.
 
     After ``memory`` was short once, only two are open at a time. Timing, and not building, happens inside
     ``exclusive``. ``report`` is given each step as text.
 
-    - After ``most_seconds`` of timing no round begins: a longer time makes the intervals of slow models narrower.
-    - Rounds end early too if each build's level has a standard error of ``enough``, a quarter of the smallest
-      significant difference: a smaller one costs runs that tell nothing about other builds.
-    - ``fewest`` rounds are timed in any case.
+    After ``most_seconds`` of timing no round begins, but ``fewest`` rounds are timed in any case: a longer time makes
+    the intervals of slow models narrower.
     """
 
     clock: Clock
     random: np.random.Generator
-    exclusive: Callable[[], AbstractContextManager[object]]
+    exclusive: Callable[[], AbstractContextManager[object]] = nullcontext
     jobs: int = 1
     memory: HasMemory = has_memory
     report: Callable[[str], None] = lambda _: None
     most_seconds: float = 60.0
-    enough: float = 0.0025
     fewest: int = 6
     _is_short: bool = field(default=False, init=False)
 
@@ -158,9 +157,8 @@ class FreshBuilds:
     ) -> Together:
         """Open all engines, warm them up, take ``rounds`` samples of each, and close them.
 
-        From a quarter of the rounds on it ends when more runs add no information, or after each quarter if
-        ``is_settled``. Raises `MemoryShortError` as soon as ``memory`` reports that the remaining ones do not fit
-        ``beside`` the open ones, or if one fails for lack of memory.
+        It may end after each quarter of the rounds, if ``is_settled``. Raises `MemoryShortError` as soon as ``memory``
+        reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
         """
         result, engines = Together(), dict[tuple[str, int], Engine]()  # engines of failed groups too
         left = sum(map(len, groups.values()))
@@ -221,12 +219,10 @@ class FreshBuilds:
         self.report(f"timing {count_text(len(engines), 'build')} in turns")
         started = time.monotonic()
         for done in range(-1, rounds):  # the first time, engines are warmed up
-            if done >= self.fewest:
-                is_late = time.monotonic() - started > self.most_seconds
-                if is_late or (done >= rounds // 4 and self._is_precise(result)):
-                    return
-                if done in (rounds // 4, rounds // 2, 3 * rounds // 4) and is_settled(result):
-                    return
+            is_quarter = done in (rounds // 4, rounds // 2, 3 * rounds // 4)
+            is_late = time.monotonic() - started > self.most_seconds
+            if done >= self.fewest and (is_late or (is_quarter and is_settled(result))):
+                return
             for position in self.random.permutation(len(keys)):
                 name, number = key = keys[position]
                 if name not in result.samples:
@@ -240,21 +236,14 @@ class FreshBuilds:
                     _fail(result, name, error)
                     del result.samples[name]  # it ran before and fails now: no result for this placement
 
-    def _is_precise(self, result: Together) -> bool:
-        """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
-        logs = np.log([build.on(self.clock) for build in result.builds])
-        return len(logs) > 1 and all(trimmed_error(own) <= self.enough for own in logs - logs.mean(axis=0))
-
     def two_at_a_time(self, groups: Openers, rounds: int) -> Together:
         """Time builds with two engines open at a time.
 
         The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with
-        it for all rounds. Its samples are multiplied by the anchor's median time over the anchor's time in the same
-        round, so that position ``i`` of every build's samples may be read as one round. Without an anchor all groups
-        fail.
+        it for all rounds. Its samples are scaled by the anchor's time in the same round, so that position ``i`` of
+        every build's samples may be read as one round. Without an anchor all groups fail.
         """
-        pairs: dict[str, list[tuple[Samples, Samples]]] = {}
-        failures: dict[str, QdqspecError] = {}
+        result, base, scale = Together(), Samples(), partial(_scaled, rounds=rounds, first=1)
         reporting = self._reporting(groups)
         first = next(iter(reporting.values()))[0]
         with ExitStack() as opened:
@@ -265,21 +254,19 @@ class FreshBuilds:
             except (BackendError, PlacementError) as error:
                 return Together(failures=dict.fromkeys(groups, error))
             for name, openers in reporting.items():
+                builds = list[Samples]()
                 try:
-                    pairs[name] = []
                     for opener in openers:
                         engine = nullcontext(anchor) if opener is first else closing(opener())
                         with engine as own, self.exclusive():
-                            pairs[name].append(self._alternate(own, warm, rounds))
+                            taken, beside = self._alternate(own, warm, rounds)
+                        base = base if base.wall_ms else beside
+                        scaled = on_each_clock(scale, taken, base, beside)
+                        builds.append(replace(scaled, notes=(*scaled.notes, NOTE)))
+                    result.samples[name] = builds
                 except (BackendError, PlacementError) as error:
-                    failures[name] = error
-                    del pairs[name]
-        typical = joined_samples([beside for group in pairs.values() for _, beside in group])
-        samples: dict[str, list[Samples]] = {}
-        for name, group in pairs.items():
-            scaled = [on_each_clock(_by_round, *pair, typical) for pair in group]
-            samples[name] = [replace(each, notes=(*each.notes, NOTE)) for each in scaled]
-        return Together(samples, failures)
+                    result.failures[name] = error
+        return result
 
     def _alternate(self, engine: Engine, warm: tuple[Turn, Engine], rounds: int) -> tuple[Samples, Samples]:
         """One turn of an engine and of one that is ``warm`` in every round, in random order."""
@@ -297,10 +284,3 @@ def _fail(result: Together, name: str, error: QdqspecError) -> None:
     if is_memory_error(error):
         raise MemoryShortError from error
     result.failures[name] = error
-
-
-def _by_round(ours: Sequence[float], anchor: Sequence[float], typical: Sequence[float]) -> tuple[float, ...]:
-    if not anchor or not all(anchor):  # the clock was not recorded, or is too coarse
-        return tuple(ours)
-    median = statistics.median(typical)
-    return tuple(time * median / beside for time, beside in zip(ours, anchor, strict=True))

@@ -163,7 +163,7 @@ class Device(Oracle):
 
 
 class ScoringDevice(Device):
-    """A device that scores race winners: those with less than ``least`` do not win, those far below are not raced."""
+    """A device that scores race winners: those with less than ``least`` do not win."""
 
     def __init__(
         self,
@@ -176,17 +176,14 @@ class ScoringDevice(Device):
         super().__init__(space, seed, truth, None)
         self.least_score, self.score = least, score
         self.scored: list[Placement] = []
-        self._limits = limited(least_score=least)
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""
         best, trial = self._best, super().answer(proposal)
-        is_far_below = self._limits.is_far_below(trial.sqnr_db or 0.0)
-        if trial.incumbent and trial.placement.sites and not is_far_below:
+        if trial.incumbent and trial.placement.sites:
             self.scored.append(trial.placement)
             trial = replace(trial, accuracy=self.score(trial.placement))
-            self._limits.learn(trial)
-        if not is_far_below and reaches(trial, None, self.least_score):
+        if reaches(trial, None, self.least_score):
             return trial
         self._best = best
-        return replace(trial, incumbent=False, race=None if is_far_below else trial.race)
+        return replace(trial, incumbent=False)

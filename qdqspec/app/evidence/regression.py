@@ -247,7 +247,7 @@ def _times(samples: Samples, builds: int) -> RoleTimes:
     """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
 
     def rounded(clock: Clock) -> Builds:
-        return tuple(tuple(round(ms, 6) for ms in build) for build in builds_of(samples, clock, builds))
+        return tuple(tuple(round(ms, 6) for ms in build) for build in builds_of(samples.on(clock), builds))
 
     return RoleTimes(
         wall_ms=rounded("wall"),

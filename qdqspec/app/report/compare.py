@@ -218,7 +218,8 @@ def _read_times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None
     if latency is None or "tuned" not in latency.samples:
         return None
     roles = {
-        role: builds_of(samples, latency.clock, latency.builds) for role, samples in latency.samples.items()
+        role: builds_of(samples.on(latency.clock), latency.builds)
+        for role, samples in latency.samples.items()
     }
     if not all(roles.values()) or not all(0 < ms < math.inf for r in roles.values() for b in r for ms in b):
         raise StateError(f"{plain(name)} has no usable times", cure="run it again with --qdq-json")

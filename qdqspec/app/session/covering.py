@@ -23,7 +23,7 @@ from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.tuning import Tuned, deadline_of, given_candidate, limits_of, oracle_of, result_of
 from qdqspec.errors import BackendError, ConfigError, PlacementError
 from qdqspec.graph.regions import multiplications_by_node
-from qdqspec.search import CoverageSearch
+from qdqspec.search import CoverageSearch, Guide
 from qdqspec.types import GIVEN, NO_PAIRS, TIMED_TRIALS, Coverage, Placement, Trial
 
 COVERAGE = "coverage"  # the objective, the strategy in results, and the phase in the journal
@@ -59,8 +59,7 @@ def cover_case(prepared: Prepared, journal: LoggedJournal) -> Tuned:
         search = CoverageSearch(
             space=space,
             multiplications={unit.id: sum(counts.get(n, 0) for n in unit.nodes) for unit in space.units},
-            noise=lambda: None if oracle is None else oracle.noise(),
-            is_accurate=covering.is_expected_within_limits,
+            guide=covering.guide,
             keeps_limits=covering.keeps_limits,
             build=covering.build,
             is_over=lambda: bool(covering.limit_reached),
@@ -134,6 +133,8 @@ class _Covering:
         _ = prepared.corrections  # before the search: all placements have the same numbers
         self.limits = limits_of(prepared)
         self.oracle = oracle_of(prepared, self.limits, self._deadline, opened)
+        # a build that misses the limits costs one more, and a margin multiplications
+        self.guide = Guide(self.oracle, prepared.space, self.limits, doubt_share=0.0, close_db=0.1)
         self._folder = opened.enter_context(TemporaryFolder())
         self._runs = runner(resources.backend, resources.options)
         self._file = CandidateFiles(prepared, self._folder).whole
@@ -173,14 +174,6 @@ class _Covering:
         self.trials.append(trial)
         return trial
 
-    def is_expected_within_limits(self, placement: Placement) -> bool:
-        """Whether a placement is expected to meet the limits; one that cannot be rehearsed is left to its outputs."""
-        oracle, least_db = self.oracle, self.limits.min_sqnr_db
-        expected_db = None if oracle is None else oracle.predicted_db(placement)
-        if expected_db is not None and least_db is not None and expected_db < least_db:
-            return False
-        return oracle is None or oracle.keeps_metric(placement) is not False
-
     def keeps_limits(self, trial: Trial) -> bool:
         """Whether a placement meets the limits by the outputs of its model, from which rehearsals learn."""
         limits, placement = self.limits, trial.placement
@@ -189,6 +182,5 @@ class _Covering:
             with closing(self._runs(self._file(placement))) as engine:
                 trial = limits.measure(Trial(number=0, phase=COVERAGE, placement=placement), engine)
                 limits.confirm(placement, engine)
-            if self.oracle is not None:
-                self.oracle.learn(replace(trial, accuracy=limits.figures(placement).score))
+            self.guide.learn(replace(trial, accuracy=limits.figures(placement).score))
         return limits.admits(placement)

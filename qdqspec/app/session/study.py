@@ -77,14 +77,11 @@ class Study(Closing):
             opened.enter_context(RunLock(self._folder))
             header = {**prepared.journal_header, "strategy": self._strategy}
             self._journal = opened.enter_context(LoggedJournal.open(self._folder / JOURNAL, header))
-            is_resumed = bool(self._journal.trials())
             prepared.keep_corrections(self._folder / CORRECTIONS)
             tuning = Tuning(prepared, self._journal, make=make, name=self._strategy)
             self._tuning = opened.enter_context(tuning)
             self._rehearser = opened.enter_context(Rehearser(prepared, prepared.calibration_data()))
             self._describe(self._folder)
-            if is_resumed:
-                self._tuning.search.resume()
             self._opened: ExitStack | None = opened.pop_all()
 
     @property

@@ -36,7 +36,7 @@ from qdqspec.search import (
     Strategy,
     profiled,
 )
-from qdqspec.timing import CONFIRM_BUILDS, Bench, DriftMonitor, preload_scipy
+from qdqspec.timing import CONFIRM_BUILDS, Bench, preload_scipy
 from qdqspec.types import (
     GIVEN,
     TIMED_TRIALS,
@@ -158,7 +158,7 @@ class Tuning(Closing):
                 options=resources.options,
                 exclusive=resources.exclusive,
                 # the states of a simulated device would last no time
-                looks=DriftMonitor(clock=clock, random=for_bench) if prepared.capabilities.computes else None,
+                looks=prepared.capabilities.computes,
                 extract=files.part,
                 folder=self.folder,
                 jobs=resources.jobs,

@@ -7,7 +7,7 @@ import math
 
 from qdqspec.errors import ConfigError
 from qdqspec.qdq import SchemeSpace
-from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
+from qdqspec.search.base import Proposal, Steps, Stepwise
 from qdqspec.search.blocks import labels_of, tie, uniform_codes
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
@@ -36,9 +36,8 @@ class Exhaustive(Stepwise):
         return count
 
     def _search(self) -> Steps[None]:
-        yield self.first_proposals()
         space, blocks = self.space, tie(self.space)
-        yield [profiled(placement, "pure") for placement in self.fitted_everything()]
+        yield self.fitted_everything()
         every = itertools.product(*(block.codes for block in blocks))
         labellings = itertools.chain(
             (("pure", codes) for codes in uniform_codes(space, blocks)),

@@ -15,7 +15,6 @@ from qdqspec.errors import ConfigError
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Steps, Stepwise
 from qdqspec.search.blocks import block_codes, labels_of, tie, uniform_codes
-from qdqspec.search.select import reaches
 from qdqspec.types import EXACT_DB, Trial
 
 
@@ -48,9 +47,9 @@ class OptunaSearch(Stepwise):
         _optuna()
 
     def _search(self) -> Steps[None]:
-        trials = yield self.first_proposals()
-        trials += yield [Proposal(placement=each, phase="pure") for each in self.fitted_everything()]
-        space, blocks, known = self.space, tie(self.space), {trial.placement: trial for trial in trials}
+        yield self.fitted_everything()
+        space, blocks = self.space, tie(self.space)
+        known = {trial.placement: trial for trial in (*self.trials, *self.failed)}
         choices = {
             str(block.index): self._optuna.distributions.CategoricalDistribution(block.codes)
             for block in blocks
@@ -67,8 +66,7 @@ class OptunaSearch(Stepwise):
             if not self.is_new(placement):
                 self._tell(asked, known[placement])
             elif not self.is_worth_building(placement):
-                self._constrain(asked, self.guide.predicted_db(placement))
-                self._study.tell(asked, [1.0])
+                self._study.tell(asked, [2.0, -EXACT_DB][: len(self._study.directions)])
             else:
                 (trial,) = yield [Proposal(placement=placement, phase="optuna")]
                 known[placement] = trial
@@ -76,20 +74,12 @@ class OptunaSearch(Stepwise):
                 repeats = 0
 
     def _tell(self, asked: Any, trial: Trial) -> None:
-        """Report the trial of a choice. One below the limit of the task metric has no gain."""
+        """Report the trial of a choice; one that does not meet the limits is slower than all others."""
         if not trial.ok or trial.ratio is None:
             self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             return
-        accurate = reaches(trial, None, self.setup.limits.min_accuracy)
-        ratio = trial.ratio if accurate else max(1.0, trial.ratio)
-        self._constrain(asked, _decibels(trial))
+        ratio = trial.ratio if self.setup.limits.admits(trial.placement) else trial.ratio + 1.0
         self._study.tell(asked, [ratio, _decibels(trial)] if self.setup.pareto else [ratio])
-
-    def _constrain(self, asked: Any, sqnr_db: float | None) -> None:
-        """Report the distance from the SQNR limit."""
-        least_db = self.setup.limits.min_sqnr_db
-        if least_db is not None and sqnr_db is not None:
-            asked.set_constraint("sqnr_db", least_db - sqnr_db)
 
 
 def _decibels(trial: Trial) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 from qdqspec.qdq import SchemeSpace
-from qdqspec.search.base import Proposal, Steps, Stepwise, profiled
+from qdqspec.search.base import Proposal, Steps, Stepwise
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
 from qdqspec.search.select import reaches
 from qdqspec.types import Trial
@@ -43,14 +43,14 @@ class RegionSearch(Stepwise):
         return 2 + (trials_per_region or SCHEMES[preset]) * len(patterns)
 
     def _search(self) -> Steps[None]:
-        trials = yield self.first_proposals()
-        trials += yield [profiled(placement, "pure") for placement in self.fitted_everything()]
-        best: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
+        yield self.fitted_everything()
+        best: Labels = dict(self.incumbent.placement.labels)
         groups: dict[str, list[UnitBlock]] = {}
         for block in tie(self.space):
             groups.setdefault(block.pattern, []).append(block)
+        own = self.spent
         spent = {
-            pattern: math.fsum(self.spent[name] for block in blocks for name in block.units)
+            pattern: math.fsum(own[name] for block in blocks for name in block.units)
             for pattern, blocks in groups.items()
         }
         left, given = math.fsum(spent.values()), self.setup.trials_per_region

@@ -32,13 +32,14 @@ class SubgraphSearch(Stepwise):
     step: ClassVar[float] = 2.0
 
     def _search(self) -> Steps[None]:
-        trials = yield self.first_proposals()
-        held: Labels = next((dict(t.placement.labels) for t in reversed(trials) if t.incumbent), {})
+        held: Labels = dict(self.incumbent.placement.labels)
         wins: list[Win] = []
-        for groups, share in kinds_of(self.space, trials[0].layers, self.setup.fused):
+        for groups, share in kinds_of(self.space, self.trials[0].layers, self.setup.fused):
             wins += yield from self._alone(groups, share)
         wins.sort(key=lambda win: -win[0])
-        raw = self.fitted({unit: label for _, labels in wins for unit, label in labels.items()})
+        raw = self.guide.fitted(
+            {unit: label for _, labels in wins for unit, label in labels.items()}, self.spent
+        )
         added, gain = Labels(), 0.0
         for number, (gained, labels) in enumerate(wins if self.setup.validate_groups else (), 1):
             added, gain = added | labels, gain + gained
@@ -50,7 +51,7 @@ class SubgraphSearch(Stepwise):
                 held = {**held, **added} if any(trial.incumbent for trial in trials) else held
             added, gain = Labels(), 0.0
         last = [profiled(raw, "raw")] if wins and self.is_worth_building(raw) else []
-        yield [*last, *(profiled(placement, "pure") for placement in self.fitted_everything())]
+        yield [*last, *self.fitted_everything()]
 
     def _alone(self, groups: Sequence[UnitBlock], share: float) -> Steps[list[Win]]:
         """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
@@ -143,7 +144,7 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime], most_nodes: int =
     """
     groups: list[list[Unit]] = []
     group_of: dict[str, int] = {}
-    for block in fuse(space, [layers]):
+    for block in fuse(space, layers):
         units = [space.by_id[name] for name in block.units]
         makers = {_maker(space, tensor)[0] for unit in units for tensor, _ in unit.edges}
         number = max((group_of[maker] for maker in makers if maker in group_of), default=None)

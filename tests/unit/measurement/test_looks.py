@@ -11,9 +11,9 @@ from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
-from qdqspec.timing.bench import Bench, DriftMonitor
+from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import Load
-from qdqspec.timing.stats import FEWEST_FREEDOM
+from qdqspec.timing.stats import FEWEST_FREEDOM, time_deviation
 from qdqspec.types import Interval, LayerTime
 from tests.support.lab import REFERENCE, placement
 
@@ -53,8 +53,6 @@ class Lab(Contest):
 
     def __init__(self, seed: int, words: dict[str, str]) -> None:
         self.device, random = TwoModels(), np.random.default_rng(seed)
-        how = {"now": lambda: self.device.seconds, "memory": lambda *_: True}
-        self.looks = DriftMonitor(clock="cpu", random=random, **how)
         self.bench = Bench(
             self.device,
             lambda placement: Path("tuned" if placement.sites else "reference"),
@@ -62,7 +60,9 @@ class Lab(Contest):
             clock="cpu",
             random=random,
             options=BuildOptions(extra={**words, "fake.seed": str(seed)}),
-            looks=self.looks,
+            looks=True,
+            now=lambda: self.device.seconds,
+            memory=lambda *_: True,
         )
         super().__init__(self.bench)
 
@@ -90,7 +90,7 @@ def covered(words: dict[str, str], trials: int, seeds: int = 40) -> float:
 def test_intervals_cover_the_true_ratio_on_a_device_with_long_states() -> None:
     lab = Lab(0, STATES)
     lab.search(2)
-    assert lab.looks.deviation[1] < FEWEST_FREEDOM  # too few looks to estimate the states
+    assert time_deviation(lab.bench.series)[1] < FEWEST_FREEDOM  # too few looks to estimate the states
     before = lab.device.seconds
     lab.claim()
     assert lab.device.seconds - before < 20  # shorter than a state
@@ -101,12 +101,12 @@ def test_intervals_cover_the_true_ratio_on_a_device_with_long_states() -> None:
 def test_looks_take_a_twentieth_of_the_time_and_keep_one_engine() -> None:
     lab = Lab(0, STEADY)
     lab.search(40, apart=1.0)
-    looks = sum(map(len, lab.looks.series))
+    looks = sum(map(len, lab.bench.series))
     assert 2 <= looks <= lab.device.seconds / 5
-    assert lab.looks.seconds * 20 < 60
+    assert lab.bench.look_seconds * 20 < 60
     assert lab.device.built.count("reference") == 2  # first trial, looks
     lab.bench.close()
-    assert lab.looks.reference is None
+    assert lab.bench.beside is None
 
 
 def test_an_engine_that_fails_in_a_look_does_not_end_the_search() -> None:
@@ -114,8 +114,8 @@ def test_an_engine_that_fails_in_a_look_does_not_end_the_search() -> None:
     lab.search(0)
     lab.device.pass_time(6e4)
     lab.device.is_broken = True
-    lab.bench.look(0.0)
+    lab.bench.look()
     lab.device.is_broken = False
     lab.device.pass_time(6e4)
-    lab.bench.look(0.0)
-    assert lab.looks.reference is not None
+    lab.bench.look()
+    assert lab.bench.beside is not None

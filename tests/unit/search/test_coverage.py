@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -11,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from searches import separate_noise
+from searches import Additive, limited
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import load_model
 from qdqspec.graph.regions.forecast import multiplications_by_node
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.coverage import CoverageSearch
+from qdqspec.search.guide import Guide
 from qdqspec.types import LayerTime, Placement, Trial
 
 LINEAR = ("Conv", "Gemm")
@@ -79,8 +81,7 @@ class Builder:
 def search(space: SchemeSpace, build: Callable[[Placement], Trial], **how: Any) -> CoverageSearch:
     """A search without limits, and without end, unless ``how`` has other functions."""
     free = {
-        "noise": lambda: None,
-        "is_accurate": lambda _: True,
+        "guide": Guide(None, space, limited()),
         "keeps_limits": lambda _: True,
         "is_over": lambda: False,
     }
@@ -97,13 +98,11 @@ def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_
     macs, random = counts(space), np.random.default_rng(seed)
     units = sorted(macs)[:12]
     powers = {unit: float(random.lognormal(-7, 2)) if unit in units else 1e6 for unit in macs}
-    noise = separate_noise({(unit.id, at): powers[unit.id] for unit in space.units for at in unit.labels})
     most = random.uniform(0.05, 0.8) * sum(powers[unit] for unit in units)
-
-    def is_accurate(placement: Placement) -> bool:
-        return sum(powers[unit] for unit in quantized(placement)) <= most
-
-    found = search(space, Builder(space), noise=lambda: noise, is_accurate=is_accurate).best()
+    oracle = Additive(space)
+    oracle.powers, oracle.doubt_db = powers, 0.0
+    guide = Guide(oracle, space, limited(-10 * math.log10(most)), close_db=0.1)
+    found = search(space, Builder(space), guide=guide).best()
     subsets = chain.from_iterable(combinations(units, size) for size in range(len(units) + 1))
     optimum = max(sum(macs[u] for u in each) for each in subsets if sum(powers[u] for u in each) <= most)
     covered = 0 if found is None else sum(macs[unit] for unit in quantized(found.placement))
@@ -133,7 +132,6 @@ def test_a_float_unit_without_pairs_of_its_own_does_not_keep_the_search_from_end
     run = search(
         space,
         Builder(space, floats={"/Flatten"}),
-        is_accurate=lambda placement: any(unit.endswith("Add") for unit in quantized(placement)),
         is_over=lambda: next(asked) > 20,
     )
     run.multiplications = {**run.multiplications, "/Flatten": 1}

@@ -135,7 +135,7 @@ def test_any_object_that_proposes_and_receives_results_is_a_strategy(open_study:
 
 
 def test_strategies_and_regions_can_be_given_by_name(open_study: Open) -> None:
-    assert {t.phase for t in open_study(strategy="exhaustive", trials=4)} >= {"pure", "exhaustive"}
+    assert {t.phase for t in open_study(strategy="exhaustive", trials=6)} >= {"pure", "exhaustive"}
     study = open_study(regions=[["Conv#0", "Relu#1"], ["Conv#2"]])
     leaves = [region.nodes for region in study.regions if region.type == "LEAF"]
     assert {("Conv#0", "Relu#1"), ("Conv#2",)} <= {*leaves}
