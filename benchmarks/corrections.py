@@ -23,7 +23,7 @@ import numpy as np
 from real_data import RealModel, find_models
 from tabulate import tabulate
 
-from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, Subject
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError
 from qdqspec.app.preparation.correcting import judged_placements
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.app.session import Session
@@ -96,16 +96,15 @@ def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterato
             gains = prepared.corrections.gains
             seconds = time.monotonic() - started
             feeds = list(islice(prepared.evaluation, SAMPLES))
-            subject = Subject(
-                model=prepared.model,
-                sites=tuple(dict.fromkeys(site for one in placements for site in one.ordered)),
-                numbers=prepared.numbers,
-                feeds=lambda feeds=feeds: feeds,
+            with Rehearsal(
+                prepared.model,
+                [site for one in placements for site in one.ordered],
+                prepared.numbers,
+                lambda feeds=feeds: feeds,
+                reference_runtime(opened, bench.resources.options, bench.resources.backend),
                 samples=SAMPLES,
                 rounds_biases=prepared.capabilities.rounds_biases,
-            )
-            runtime = reference_runtime(opened, bench.resources.options, bench.resources.backend)
-            with Rehearsal(subject, runtime) as rehearsal:
+            ) as rehearsal:
                 errors = [rehearsal.error(placement) for placement in placements]
         before = before or errors
         applied = " ".join(gain.name for gain in gains if gain.taken)

@@ -22,7 +22,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qdqspec.accuracy.evaluator import SAMPLES, Evaluator
-from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, find_sensitivities
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import unfused
@@ -75,16 +75,11 @@ class _opened:  # noqa: N801 - used as a function
             exact=lambda path: backend.build(path, unfused(PLAIN)),
             fast=lambda path: backend.build(path, PLAIN),
         )
-        sites = sites_of(prepared.space)
-        subject = Subject(
-            model=prepared.model,
-            sites=sites,
-            numbers=prepared.numbers,
-            feeds=prepared.feeds,
-            samples=samples,
-            rounds_biases=prepared.capabilities.rounds_biases,
+        given = prepared.model, sites_of(prepared.space), prepared.numbers, prepared.feeds, runtime
+        rounded = prepared.capabilities.rounds_biases
+        self._rehearsal, self._seconds = _timed(
+            lambda: Rehearsal(*given, samples=samples, rounds_biases=rounded)
         )
-        self._rehearsal, self._seconds = _timed(lambda: Rehearsal(subject, runtime))
 
     def __enter__(self) -> tuple[Rehearsal, float]:
         return self._rehearsal, self._seconds
@@ -113,8 +108,8 @@ def _costs(path: Path, rehearsal: Rehearsal, opening: float, sensing: float) -> 
     count = len(rehearsal.switches)
     with closing(OnnxRuntime().build(path.absolute(), unfused(PLAIN))) as engine:
         floats = _ms(lambda: engine.run(feed))
-    off = _ms(lambda: rehearsal.values(np.zeros(count, np.bool_), feed))
-    on = _ms(lambda: rehearsal.values(np.ones(count, np.bool_), feed))
+    off = _ms(lambda: next(rehearsal.values_each([(np.zeros(count, np.bool_), feed)])))
+    on = _ms(lambda: next(rehearsal.values_each([(np.ones(count, np.bool_), feed)])))
     return [path.stem, count, opening, sensing, floats, off / floats, on / floats]
 
 
@@ -132,9 +127,9 @@ def _compared(
     """SQNR at the worst output, rehearsed and built; candidates that cannot be built are omitted."""
     base = prepared.given.path.parent
     inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=base))
-    samples = rehearsal.subject.samples
+    samples = rehearsal.samples
     evaluator = Evaluator(
-        list(prepared.feeds()), lambda: OnnxRuntime().build(prepared.given.path, PLAIN), samples, few=samples
+        list(prepared.feeds()), lambda: OnnxRuntime().build(prepared.given.path, PLAIN), samples
     )
     rehearsed, built = [], []
     for placement in placements:
@@ -149,16 +144,16 @@ def _compared(
     return [name, len(built), span, np.median(apart), np.percentile(apart, 95), float((apart <= 1).mean())]
 
 
-def _added(name: str, rehearsal: Rehearsal, found: Sensitivities, prepared: Prepared) -> Iterator[list]:
+def _added(name: str, rehearsal: Rehearsal, found: np.ndarray, prepared: Prepared) -> Iterator[list]:
     """Full quantization without the worst edges: predicted from single edges, and rehearsed."""
     sites = prepared.space.resolve(prepared.space.everything()).ordered
     numbers = [number for site in sites for number in rehearsal.switches.numbers(site)]
-    falling = sorted(numbers, key=lambda number: -found.noise[number].max())
+    falling = sorted(numbers, key=lambda number: -found[number].max())
     for left in LEFT_OUT:
         if left < len(falling):
             some = Placement(sites=frozenset(rehearsal.switches[number] for number in falling[left:]))
             error = rehearsal.error(some)
-            summed_db = -10 * np.log10(found.noise[falling[left:]].sum(axis=0).max())
+            summed_db = -10 * np.log10(found[falling[left:]].sum(axis=0).max())
             yield [name, left, summed_db, error.guiding_db, error.sqnr_db]
 
 

@@ -19,7 +19,6 @@ from .data import (
     without_fill as without_fill,  # inputs or outputs of a feed without samples that only fill up the last one
 )
 from .evaluator import (
-    MOST_DB as MOST_DB,  # finite value for equal outputs: JSON has no infinity
     Evaluator as Evaluator,  # the SQNR of an engine's worst output on one data set, in dB
     Offset as Offset,  # the SQNR of placements minus the one expected
     Runs as Runs,  # the part of an engine's interface that runs it
@@ -51,8 +50,8 @@ from .rehearsal import (
     RehearsalRefusedError as RehearsalRefusedError,  # a model cannot be rehearsed
     RehearsedEngine as RehearsedEngine,  # a placement in a rehearsal, with the interface of an engine
     Runtime as Runtime,  # the reference runtime
-    Subject as Subject,  # the inputs of a rehearsal
-    find_sensitivities as find_sensitivities,  # measure every switch alone, on at most so many samples
+    find_sensitivities as find_sensitivities,  # the noise of every switch alone
+    label_noise as label_noise,  # the noise of each (unit, label) by that of switches
 )
 from .shapes import (
     InputResult as InputResult,  # messages of the limits that an input breaks, and its noise

@@ -251,16 +251,15 @@ class _Output:
 
     def result(self) -> TensorParity:
         """The parity over all samples added."""
+        inf, note = math.inf, self.note
+        equal = TensorParity(name=self.name, sqnr_db=inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
         if not self.is_float:
-            note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
-            equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
+            note = note or (f"{self.unequal} values differ" if self.unequal else "")
             return replace(equal, compared=False, matches=not note, note=note)
-        if self.note:
-            inf = math.inf
-            worst = TensorParity(name=self.name, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
-            return replace(worst, matches=False, note=self.note)
+        if note:
+            worst = replace(equal, sqnr_db=-inf, cosine=-1.0, max_abs=inf, max_steps=inf)
+            return replace(worst, matches=False, note=note)
         if self.is_odd and not self.values:
-            equal = TensorParity(name=self.name, sqnr_db=math.inf, cosine=1.0, max_abs=0.0, max_steps=0.0)
             return replace(equal, compared=False, note=NO_NUMBER)
         high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
         step = (high - low) / _STEPS
@@ -269,7 +268,7 @@ class _Output:
             sqnr_db=sqnr_db(max(self.signal, self.typical.power * self.values), self.noise),
             cosine=self.cosine,
             max_abs=self.max_abs,
-            max_steps=self.max_abs / step if step > 0 else math.inf if self.max_abs else 0.0,
+            max_steps=self.max_abs / step if step > 0 else inf if self.max_abs else 0.0,
             agreement={key: common / all_of for key, (common, all_of) in self.classes.items() if all_of},
             note="" if self.signal or self.noise or not self.values else NO_SIGNAL,
             is_single=self.is_single,

@@ -20,9 +20,8 @@ from qdqspec.accuracy.compare import judged, noise_power, power_of, require_numb
 from qdqspec.accuracy.data import without_fill
 from qdqspec.types import EXACT_DB, Placement
 
-SAMPLES = 8  # the first ones, on which every candidate is measured
+SAMPLES = 8  # the first ones, on which every candidate is measured: more predict all data better
 HELD_BYTES = 64 << 20  # of the outputs of the reference
-MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
 class Runs(Protocol):
@@ -48,9 +47,9 @@ class Evaluator:
 
     An output that is not finite or of another shape counts as -200 dB. Samples that only fill up the last feed do not
     count. ``reference`` builds the model to compare with, which runs on a sample when that is needed, and again if its
-    outputs exceed `HELD_BYTES`. At most ``samples`` of the ``feeds`` are used. ``few`` is the number of the first ones:
-    more predict all data better, and each candidate runs on all of them. ``seconds`` is the time that an engine above a
-    limit may take for all data. If all data takes longer, a part of it may decide; see `Powers.is_decided`.
+    outputs exceed `HELD_BYTES`. At most ``samples`` of the ``feeds`` are used, of which `SAMPLES` are the first ones.
+    ``seconds`` is the time that an engine above a limit may take for all data. If all data takes longer, a part of it
+    may decide; see `Powers.is_decided`.
     """
 
     def __init__(
@@ -59,18 +58,17 @@ class Evaluator:
         reference: Callable[[], Runs],
         samples: int = SAMPLES,
         *,
-        few: int = SAMPLES,
         seconds: float = math.inf,
     ) -> None:
         self._feeds, self._reference, self._seconds = feeds, reference, seconds
         self._held: dict[int, Mapping[str, Array]] = {}
         self._bytes = 0
-        self._first = list(islice(feeds, min(few, samples)))
+        self._first = list(islice(feeds, min(SAMPLES, samples)))
         with closing(reference()) as engine:
             outputs = [self._hold(number, engine.run(feed)) for number, feed in enumerate(self._first)]
         require_numbers(list(zip(self._first, outputs, strict=True)))
         self.few = len(self._first)
-        self.samples = samples if self.few == few else self.few
+        self.samples = samples if self.few == SAMPLES else self.few
 
     def __call__(self, engine: Runs) -> float:
         """The SQNR on all samples."""
@@ -148,14 +146,14 @@ class Powers:
     def by_output(self) -> dict[str, float]:
         """The SQNR of each output that counts, over all samples."""
         return {
-            name: float(np.clip(sqnr_db(*map(sum, zip(*powers, strict=True))), -MOST_DB, MOST_DB))
+            name: float(np.clip(sqnr_db(*map(sum, zip(*powers, strict=True))), -EXACT_DB, EXACT_DB))
             for name, powers in self.powers.items()
         }
 
     @property
     def worst_db(self) -> float:
         """The SQNR of the worst output."""
-        return min(self.by_output.values(), default=MOST_DB)
+        return min(self.by_output.values(), default=EXACT_DB)
 
     def without(self, sample: int) -> Powers:
         """The powers on all other samples."""

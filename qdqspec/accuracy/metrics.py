@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TypeAlias
@@ -32,9 +32,7 @@ from qdqspec.graph import allows
 from qdqspec.spec import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 
-Right: TypeAlias = npt.NDArray[np.bool_]
 Batches: TypeAlias = Iterable[Mapping[str, Array]]
-Tally: TypeAlias = "TopKAccuracy | MeanIoU"  # a metric that is computed batch by batch
 
 BUILT_IN = ("top1", "top5", "miou")  # as listed for people; any top<k> is valid
 VOID = (-1, 255)  # classes of ignored pixels, as in Pascal VOC and Cityscapes
@@ -59,98 +57,74 @@ def fitting_metric(labels: Array, output: Sequence[int | None] | None) -> str:
     return next((name for name in order if allows(places[name], labels.shape[1:])), "")
 
 
-class TopKAccuracy:
-    """The share of samples whose label is among the ``k`` highest scores.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltIn:
+    """A metric that is counted batch by batch, by labels that are integers with at least ``axes`` axes.
 
-    Earlier classes win ties, NaN is wrong. With several labels per sample, as one for each token, it is the share of
-    these, without negative ones.
+    ``count`` gives the counts of a batch of scores and labels, ``value`` the metric by those of all batches; NaN if
+    nothing counts.
     """
 
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._right: list[Right] = []
-        self._by_place = False
+    axes: int
+    labels: str
+    cure: str
+    count: Callable[[Array, Array], Array]
+    value: Callable[[Sequence[Array]], float]
 
     def require(self, labels: Array) -> None:
-        """Require class numbers."""
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(
-                f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
-                cure="give one integer a sample, or use a metric of your own (fixture qdq_metrics)",
-            )
-
-    def add(self, scores: Array, labels: Array) -> None:
-        """Add class scores ``[batch, ..., classes]`` and class numbers ``[batch, ...]``."""
-        if labels.ndim > 1:
-            _require_places(labels, scores.shape[:-1])
-            self._by_place = True
-            counted = labels.astype(np.int64) >= 0
-            scores, labels = scores[counted], labels[counted]
-        elif sum(size > 1 for size in scores.shape[1:]) > 1:
-            raise DataError(
-                f"the output has values of shape {list(scores.shape[1:])} for each sample, which has one label",
-                cure="name the output with the scores",
-            )
-        flat = scores.reshape(len(scores), math.prod(scores.shape[1:])).astype(np.float64)
-        _check_classes(labels, flat.shape[1])
-        known = ~np.isnan(flat).any(axis=1)
-        best = best_classes(flat, self._k, axis=1)
-        self._right.append(np.asarray((best == labels[:, None]).any(axis=1) & known))
-
-    @property
-    def value(self) -> float:
-        """Share of right labels; NaN if none counts."""
-        right = np.concatenate(self._right)
-        return float(right.mean()) if right.size else math.nan
-
-    @property
-    def right(self) -> Right | None:
-        """Which samples are right; ``None`` with several labels per sample."""
-        return None if self._by_place else np.concatenate(self._right)
+        """Require labels that the metric can count."""
+        if labels.ndim < self.axes or not np.issubdtype(labels.dtype, np.integer):
+            what = f"labels are {labels.dtype} of shape {list(labels.shape)}, not {self.labels}"
+            raise DataError(what, cure=self.cure)
 
 
-class MeanIoU:
-    """Intersection over union of pixels, averaged over the classes that occur (Everingham et al., Pascal VOC).
+def _count_right(scores: Array, labels: Array, k: int) -> Array:
+    """Whether each label ``[batch, ...]`` is among the ``k`` highest scores ``[batch, ..., classes]``.
+
+    Earlier classes win ties, NaN is wrong. Several labels per sample, as one for each token, count if not negative.
+    """
+    if labels.ndim > 1:
+        _require_places(labels, scores.shape[:-1])
+        counted = labels.astype(np.int64) >= 0
+        scores, labels = scores[counted], labels[counted]
+    elif sum(size > 1 for size in scores.shape[1:]) > 1:
+        raise DataError(
+            f"the output has values of shape {list(scores.shape[1:])} for each sample, which has one label",
+            cure="name the output with the scores",
+        )
+    flat = scores.reshape(len(scores), math.prod(scores.shape[1:])).astype(np.float64)
+    _check_classes(labels, flat.shape[1])
+    is_best = (best_classes(flat, k, axis=1) == labels[:, None]).any(axis=1)
+    return np.asarray(is_best & ~np.isnan(flat).any(axis=1))
+
+
+def _share_right(counts: Sequence[Array]) -> float:
+    right = np.concatenate(counts)
+    return float(right.mean()) if right.size else math.nan
+
+
+def _count_overlaps(scores: Array, labels: Array) -> Array:
+    """By class the pixels that it has by scores ``[batch, classes, ...]`` and labels ``[batch, ...]``: by both, by any.
 
     Pixels labelled -1 or 255 do not count; a pixel with a NaN score is of no class.
     """
+    _require_places(labels, (len(scores), *scores.shape[2:]))
+    classes = scores.shape[1]
+    unknown = np.isnan(scores.astype(np.float64)).any(axis=1)
+    counted = ~np.isin(labels, VOID)
+    seen = np.where(unknown, classes, scores.argmax(axis=1))[counted]
+    wanted = np.asarray(labels[counted], np.int64)
+    _check_classes(wanted, classes)
+    both = np.bincount(wanted[seen == wanted], minlength=classes)
+    by_seen, by_wanted = (np.bincount(each, minlength=classes)[:classes] for each in (seen, wanted))
+    return np.array([both, by_seen + by_wanted - both])
 
-    right = None
 
-    def __init__(self) -> None:
-        self._both = np.zeros((), np.int64)  # by class, after the first batch
-        self._either = np.zeros((), np.int64)
-
-    def require(self, labels: Array) -> None:
-        """Require class numbers for the pixels of each sample."""
-        if labels.ndim < 2 or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(
-                f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers of pixels",
-                cure="give one integer for each place of the output, samples first",
-            )
-
-    def add(self, scores: Array, labels: Array) -> None:
-        """Add scores ``[batch, classes, ...]`` and class numbers ``[batch, ...]`` of the same positions."""
-        _require_places(labels, (len(scores), *scores.shape[2:]))
-        classes = scores.shape[1]
-        unknown = np.isnan(scores.astype(np.float64)).any(axis=1)
-        seen = np.where(unknown, classes, scores.argmax(axis=1))
-        counted = ~np.isin(labels, VOID)
-        wanted = np.asarray(labels[counted], np.int64)
-        _check_classes(wanted, classes)
-        seen = seen[counted]
-        both = np.bincount(wanted[seen == wanted], minlength=classes)
-        either = np.bincount(wanted, minlength=classes) - both
-        self._both = self._both + both
-        self._either = self._either + either + np.bincount(seen, minlength=classes)[:classes]
-
-    @property
-    def value(self) -> float:
-        """The mean over classes; NaN if no pixel counts."""
-        if not self._either.any():
-            return float("nan")
-        occurs = self._either > 0
-        return float((self._both[occurs] / self._either[occurs]).mean())
+def _mean_overlap(counts: Sequence[Array]) -> float:
+    """Intersection over union, averaged over the classes that occur (Everingham et al., Pascal VOC)."""
+    both, either = np.sum(counts, axis=0)
+    occurs = either > 0
+    return float((both[occurs] / either[occurs]).mean()) if occurs.any() else math.nan
 
 
 def _require_places(labels: Array, places: Shape) -> None:
@@ -180,17 +154,29 @@ class Score:
     right: npt.NDArray[np.bool_] | None = None
 
 
-def new_tally(name: str, own: Mapping[str, Metric]) -> Tally | None:
-    """A new tally of a built-in metric, ``None`` for one of the caller's ``own``.
+def built_in(name: str, own: Mapping[str, Metric]) -> BuiltIn | None:
+    """The built-in metric of a name, ``None`` for one of the caller's ``own``.
 
     Raises `ConfigError` with the nearest name if it is neither.
     """
     if name in own:
         return None
     if (match := _TOP_K.fullmatch(name)) is not None:
-        return TopKAccuracy(int(match[1]))
+        return BuiltIn(
+            axes=0,
+            labels="class numbers",
+            cure="give one integer a sample, or use a metric of your own (fixture qdq_metrics)",
+            count=partial(_count_right, k=int(match[1])),
+            value=_share_right,
+        )
     if name == "miou":
-        return MeanIoU()
+        return BuiltIn(
+            axes=2,
+            labels="class numbers of pixels",
+            cure="give one integer for each place of the output, samples first",
+            count=_count_overlaps,
+            value=_mean_overlap,
+        )
     known = (*own, *BUILT_IN)
     raise ConfigError(
         f"unknown metric '{name}'{did_you_mean(name, known)}",
@@ -213,10 +199,10 @@ def evaluate(
     `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric values.
     """
     own = own or {}
-    if (tally := new_tally(name, own)) is None:
+    if (metric := built_in(name, own)) is None:
         return _of_own(name, own[name], outputs, labels, output)
-    tally.require(_together(labels[:1]) if labels.dtype == object else labels)
-    done = 0
+    metric.require(_together(labels[:1]) if labels.dtype == object else labels)
+    done, counts, is_by_sample = 0, list[Array](), name != "miou"
     for batch in outputs:  # so that outputs need not be in memory together
         scored = _named(batch, next(iter(batch)) if output is None else output)
         scores = batch[scored]
@@ -228,11 +214,14 @@ def evaluate(
         chosen = labels[done : done + len(scores)]
         done += len(scores)
         if len(chosen) == len(scores):
-            tally.add(scores, _together(chosen))
+            counts.append(metric.count(scores, chosen := _together(chosen)))
+            is_by_sample &= chosen.ndim == 1
     if done != len(labels) or done == 0:
         what = f"the model gave {done} outputs for {len(labels)} labels"
         raise DataError(what, cure="give every sample one label")
-    return Score(value=tally.value, samples=done, right=tally.right)
+    return Score(
+        value=metric.value(counts), samples=done, right=np.concatenate(counts) if is_by_sample else None
+    )
 
 
 def _together(labels: Array) -> Array:
@@ -315,10 +304,13 @@ class Scores:
     note: Callable[[str], None] = lambda _: None
     _known: dict[tuple[object, ...], Score | QdqspecError] = field(default_factory=dict, init=False)
 
-    def require(self, metric: str, *, line: int | None = None) -> None:
-        """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
+    def require(self, metric: str, *, line: int | None = None) -> Dataset:
+        """The labelled data of a metric; ``line`` is the line of the spec that names it.
+
+        Raises `QdqspecError` if the metric cannot be computed.
+        """
         try:
-            new_tally(metric, self.case.metrics)
+            built_in(metric, self.case.metrics)
         except QdqspecError as error:
             raise type(error)(error.what, where=self._place(metric, line), cure=error.cure) from None
         if self._data is None:
@@ -328,6 +320,7 @@ class Scores:
                 cure="name data with inputs and labels in inputs.evaluation",
             )
         self._data.require_labels()
+        return self._data
 
     @property
     def feeds(self) -> int:
@@ -343,24 +336,20 @@ class Scores:
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
     ) -> Score:
         """Run an engine on all samples, or on the first ``feeds``. Raises `BackendError` if the engine does not run."""
-        self.require(metric)
-        assert self._data is not None
+        data = self.require(metric)
         try:
-            outputs, scored = self._outputs(engine, output, feeds)
-            labels = self._data.labels_of(scored)
-            return evaluate(metric, outputs, labels, output=output, own=self.case.metrics)
+            outputs, scored = self._outputs(data, engine, output, feeds)
+            return evaluate(metric, outputs, data.labels_of(scored), output=output, own=self.case.metrics)
         except DataError as error:
-            raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
+            raise DataError(error.what, where=error.where or data.path, cure=error.cure) from error
 
     def _outputs(
-        self, engine: Runs, output: str | None, feeds: int | None
+        self, data: Dataset, engine: Runs, output: str | None, feeds: int | None
     ) -> tuple[Iterator[Mapping[str, Array]], int]:
         """Outputs for each feed, and the number of feeds; without samples that only pad the last batch.
 
         If an output has no batch axis, the padding cannot be removed: then the last batch is not scored.
         """
-        data = self._data
-        assert data is not None
         wanted = len(data) if feeds is None else min(feeds, len(data))
         runs = outputs_of(engine, islice(data, wanted))
         if wanted * data.batch <= data.samples:  # no feed is padded

@@ -7,10 +7,10 @@ only the pairs of one segment have switches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain, islice, tee
+from itertools import chain, islice
 from math import prod
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.files import Closing, TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison, noise_power, signal_power
-from qdqspec.accuracy.evaluator import HELD_BYTES, SAMPLES
+from qdqspec.accuracy.evaluator import SAMPLES
 from qdqspec.accuracy.switches import (
     SwitchedModel,
     Switches,
@@ -56,54 +56,48 @@ class Runtime:
     processes: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The inputs of a rehearsal: a model, all pairs that placements may have with their numbers, and data.
-
-    ``feeds`` is called for each pass over the data. Weights at the sites ``floating`` are quantized when the model
-    runs, and not stored as integers. ``rounds_biases``: see `qdqspec.qdq.capabilities.Capabilities`.
-    """
-
-    model: Model
-    sites: tuple[Site, ...]
-    numbers: QuantSource
-    feeds: Callable[[], Iterable[Feed]]
-    samples: int = SAMPLES
-    data: str = ""
-    floating: frozenset[Site] = frozenset()
-    rounds_biases: frozenset[str] = frozenset()
-
-
 class Rehearsal(Closing):
-    """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
+    """Computes the effect of any placement of pairs at the ``sites`` of a model on its outputs."""
 
-    def __init__(self, subject: Subject, runtime: Runtime, known: dict[int, Values] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sites: Iterable[Site],
+        numbers: QuantSource,
+        feeds: Callable[[], Iterable[Feed]],
+        runtime: Runtime,
+        *,
+        samples: int = SAMPLES,
+        data: str = "",
+        floating: Iterable[Site] = (),
+        rounds_biases: Collection[str] = (),
+    ) -> None:
         """Build and load the model with switches.
 
-        Outputs of the float model are stored up to `HELD_BYTES`: those of further samples are computed again for each
-        placement. ``known`` are the stored ones by sample, shared by rehearsals of the same model and data. Raises
-        `RehearsalRefusedError` if the runtime lacks operators of the model, or half of the free memory is not enough.
+        ``feeds`` is called for each pass over the ``data``. Weights at the sites ``floating`` are quantized when the
+        model runs, and not stored as integers. ``rounds_biases``: see `qdqspec.qdq.capabilities.Capabilities`.
+        Raises `RehearsalRefusedError` if the runtime lacks operators of the model, or half of the free memory is not
+        enough.
         """
-        self.subject = subject
-        self.runtime = runtime
-        guides = guiding_outputs(subject.model)
-        self.outputs_edges = tuple((name, subject.model.output_ends[name]) for name in guides)
+        self.model, self.samples, self.runtime = model, samples, runtime
+        self._feeds, self._data = feeds, data
+        guides = guiding_outputs(model)
+        self.outputs_edges = tuple((name, model.output_ends[name]) for name in guides)
         self.guiding_edges = tuple(dict.fromkeys(chain.from_iterable(guides.values())))
-        self._references = {} if known is None else known
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
-            self.switches = Switches(site for site in subject.sites if not is_foreign(site))
-            floating = (site for site in subject.floating if not is_foreign(site))
-            singles = frozenset(self.switches[n] for site in floating for n in self.switches.numbers(site))
-            base = subject.model.path.parent if subject.model.path else None
+            self.switches = Switches(site for site in sites if not is_foreign(site))
+            able = (site for site in floating if not is_foreign(site))
+            singles = frozenset(self.switches[n] for site in able for n in self.switches.numbers(site))
+            base = model.path.parent if model.path else None
             try:
                 store = WeightStore(self.folder, base=base)
-                maker = PairMaker(subject.model, subject.numbers, floating=singles, store=store)
-                self.graph = SwitchGraph(subject.model, self.switches, maker, store, subject.rounds_biases)
+                maker = PairMaker(model, numbers, floating=singles, store=store)
+                self.graph = SwitchGraph(model, self.switches, maker, store, rounds_biases)
                 self._processes = self._allowed_processes()
                 wanted = dict.fromkeys((*self.outputs_edges, *self.guiding_edges))
-                self._model = self.graph.part(0, len(self.graph.nodes) + 1, wanted)
-                self._engines = self.load(self._model, "whole", runtime.exact)
+                self._switched = self.graph.part(0, len(self.graph.nodes) + 1, wanted)
+                self._engines = self.load(self._switched, "whole", runtime.exact)
             except (BackendError, ModelError, PlacementError) as error:
                 raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
             opened.callback(self._engines.close)
@@ -122,36 +116,24 @@ class Rehearsal(Closing):
             for comparison, edges in ((outputs, self.outputs_edges), (guiding, self.guiding_edges)):
                 comparison.add(_by_tensor(reference, edges), _by_tensor(values, edges))
         return Rehearsed(
-            outputs=outputs.results(), guiding=guiding.results(), samples=samples, data=self.subject.data
+            outputs=outputs.results(), guiding=guiding.results(), samples=samples, data=self._data
         )
 
     def compared(self, placements: Iterable[Placement]) -> Iterator[tuple[Values, tuple[Values, ...]]]:
         """For each input: the values of the float model, and those with each placement."""
-        settings = [self.switches.setting(placement) for placement in placements]
-        inputs, references = tee(self.references())
-        each = self.values_each((setting, feed) for feed, _ in inputs for setting in settings)
-        for _, reference in references:
-            yield reference, tuple(islice(each, len(settings)))
-
-    def references(self) -> Iterator[tuple[Feed, Values]]:
-        """Each input with the float model's values, some of which are stored."""
         off = np.zeros(len(self.switches), np.bool_)
-        for index, feed in enumerate(self.feeds()):
-            known = self._references.get(index)
-            if known is None:
-                known = next(self.values_each([(off, feed)]))
-                kept = (*self._references.values(), known)
-                if sum(value.nbytes for values in kept for value in values.values()) <= HELD_BYTES:
-                    self._references[index] = known
-            yield feed, known
+        settings = [off, *(self.switches.setting(placement) for placement in placements)]
+        each = self.values_each((setting, feed) for feed in self.feeds() for setting in settings)
+        while found := tuple(islice(each, len(settings))):
+            yield found[0], found[1:]
 
     def feeds(self) -> Iterator[Feed]:
         """The inputs."""
-        return islice(iter(self.subject.feeds()), self.subject.samples)
+        return islice(iter(self._feeds()), self.samples)
 
     def values_each(self, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
         """The values at outputs and guides for each run, in order, several runs at the same time."""
-        return self._model.run_each(self._engines, runs)
+        return self._switched.run_each(self._engines, runs)
 
     @property
     def run_seconds(self) -> float:
@@ -176,7 +158,7 @@ class Rehearsal(Closing):
         if needed > (limit := left // 2):
             raise RehearsalRefusedError(
                 f"the model cannot be rehearsed: it would take {needed >> 20} MiB, and {limit >> 20} MiB are allowed",
-                where=self.subject.model.where,
+                where=self.model.where,
             )
         return min(most, limit // max(needed, 1))
 
@@ -196,7 +178,7 @@ class RehearsedEngine(Closing):
         """The outputs for each of these inputs, several computed at the same time."""
         rehearsal, setting = self._rehearsal, self._rehearsal.switches.setting(self.placement)
         for values in rehearsal.values_each((setting, feed) for feed in feeds):
-            yield {name: values[name, end] for name, end in rehearsal.outputs_edges if (name, end) in values}
+            yield _by_tensor(values, rehearsal.outputs_edges)
 
     def close(self) -> None:
         """Nothing: the rehearsal stays open."""
@@ -250,25 +232,14 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivities:
-    """The noise power over signal power of each switch alone, at each guiding tensor: ``noise`` by switch and guide.
-
-    An int32 bias counts as exact, since its step is the product of two scales, and so does a weight of one element.
-    """
-
-    switches: Switches
-    guides: tuple[str, ...]
-    noise: Floats
-
-    def by_label(self, space: SchemeSpace) -> LabelNoise:
-        """The noise of each (unit, label) that can be rehearsed, each switch at its worst guide."""
-        parts = {
-            choice: tuple(dict.fromkeys(number for site in sites for number in self.switches.numbers(site)))
-            for choice, sites in labelled_sites(space).items()
-            if not any(map(is_foreign, sites))
-        }
-        return LabelNoise(tuple(self.noise.max(axis=1, initial=0.0).tolist()), parts)
+def label_noise(rehearsal: Rehearsal, noise: Floats, space: SchemeSpace) -> LabelNoise:
+    """The noise of each (unit, label) that can be rehearsed, by that of switches, each at its worst guide."""
+    parts = {
+        choice: tuple(dict.fromkeys(number for site in sites for number in rehearsal.switches.numbers(site)))
+        for choice, sites in labelled_sites(space).items()
+        if not any(map(is_foreign, sites))
+    }
+    return LabelNoise(tuple(noise.max(axis=1, initial=0.0).tolist()), parts)
 
 
 def find_sensitivities(
@@ -279,24 +250,26 @@ def find_sensitivities(
     noise_share: float = 0.95,
     together: int = 1,
     segments: int = 6,
-) -> Sensitivities:
-    """Measure every switch alone, on at most so many samples.
+) -> Floats:
+    """The noise power over signal power of each switch alone at each guiding tensor in float, (switch, guide).
 
-    Each is measured on the ``first`` samples, and on the others those that cause the ``noise_share`` of the noise of
-    their segment: a larger share takes longer, and tells more of pairs with little noise. ``together`` measures so many
-    neighbouring switches of one kind at once, which get equal parts of their noise: fewer runs, and noise that is known
-    less well. More ``segments`` run less of the graph for each switch, and build more models. Raises
-    `RehearsalRefusedError` if no guiding tensor is floating-point.
+    An int32 bias counts as exact, since its step is the product of two scales, and so does a weight of one element.
+
+    Each is measured on the ``first`` samples, and on the others, ``samples`` in all, those that cause the
+    ``noise_share`` of the noise of their segment: a larger share takes longer, and tells more of pairs with little
+    noise. ``together`` measures so many neighbouring switches of one kind at once, which get equal parts of their
+    noise: fewer runs, and noise that is known less well. More ``segments`` run less of the graph for each switch, and
+    build more models. Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
-    sample = next(iter(rehearsal.references()), None)
+    sample, _ = next(rehearsal.compared(()), (None, ()))
     if sample is None:
         raise BackendError("there is no sample to measure sensitivities on")
-    floats = {edge for edge, value in sample[1].items() if np.issubdtype(value.dtype, np.floating)}
+    floats = {edge for edge, value in sample.items() if np.issubdtype(value.dtype, np.floating)}
     edges = [edge for edge in rehearsal.guiding_edges if edge in floats]
     if not edges:
         raise RehearsalRefusedError(
             "no output of the model, or tensor before it, is floating-point",
-            where=rehearsal.subject.model.where,
+            where=rehearsal.model.where,
         )
     graph, count = rehearsal.graph, len(rehearsal.switches)
     noise = np.zeros((count, len(edges)))
@@ -310,8 +283,12 @@ def find_sensitivities(
         measured = list(range(len(groups)))
         with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engines:
             for index, feed in enumerate(islice(_fed(rehearsal, low), samples)):
-                if index == first:
-                    measured = _noisiest(_ratio(powers).max(axis=1), noise_share)
+                if index == first:  # the fewest groups that cause a share of the noise, and at least one
+                    alone = _ratio(powers).max(axis=1)
+                    falling = np.argsort(-alone, kind="stable")
+                    with np.errstate(invalid="ignore"):
+                        is_less = np.cumsum(alone[falling]) / alone.sum() < noise_share
+                    measured = sorted(falling[: 1 + int(np.sum(is_less))].tolist())
                 settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
                 for setting, number in zip(settings[1:], measured, strict=True):
                     setting[list(groups[number])] = True
@@ -324,9 +301,7 @@ def find_sensitivities(
                 powers[:, measured] += np.array([[signal] * len(power), power])
         for group, own in zip(groups, _ratio(powers), strict=True):
             noise[np.ix_(group, behind)] = own / len(group)
-    return Sensitivities(
-        switches=rehearsal.switches, guides=tuple(tensor for tensor, _ in edges), noise=noise
-    )
+    return noise
 
 
 def _ratio(powers: Floats) -> Floats:
@@ -336,21 +311,13 @@ def _ratio(powers: Floats) -> Floats:
         return np.where(noise == 0, 0.0, noise / signal)
 
 
-def _noisiest(powers: Floats, share: float) -> list[int]:
-    """The fewest numbers of groups that cause a share of the noise, and at least one."""
-    falling = np.argsort(-powers, kind="stable")
-    with np.errstate(invalid="ignore"):
-        shares = np.cumsum(powers[falling]) / powers.sum()
-    return sorted(falling[: 1 + int(np.sum(shares < share))].tolist())
-
-
 def _groups(rehearsal: Rehearsal, numbers: Iterable[int], together: int) -> list[tuple[int, ...]]:
     """The numbers of switches to measure ``together``, neighbours of one kind, without those that count as exact."""
-    model, alike = rehearsal.subject.model, dict[tuple[str, bool, bool], list[int]]()
+    model, alike = rehearsal.model, dict[tuple[str, bool, bool], list[int]]()
 
     def place(number: int) -> tuple[int, int]:
         site = rehearsal.switches[number]
-        return rehearsal.graph.place((site.tensor, site.consumers[0])), number
+        return rehearsal.graph.places[site.tensor, site.consumers[0]], number
 
     for number in sorted(numbers, key=place):
         site = rehearsal.switches[number]
@@ -380,7 +347,7 @@ def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
 def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
     """Ranges of places with about equal numbers of switches, cut where the least data passes between nodes."""
     graph = rehearsal.graph
-    places = sorted(graph.place(edge) for edge in rehearsal.switches.by_edge())
+    places = sorted(graph.places.values())
     if not places:
         return
     sizes = graph.live_sizes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import TypeAlias
 
@@ -30,7 +31,6 @@ from qdqspec.qdq import BIAS_INPUT, Edge, Pair, PairMaker, RaisedInputs, SchemeS
 from qdqspec.types import Consumer, Label, Placement, Site
 
 SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
-_Key: TypeAlias = tuple[str, Consumer, str, int | None, bool]
 Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
@@ -44,14 +44,11 @@ class Switches:
     """Switches by number, for the ``sites`` of all placements to be rehearsed: one for each consumer of a site."""
 
     def __init__(self, sites: Iterable[Site]) -> None:
-        self._number: dict[_Key, int] = {}
-        self._sites: list[Site] = []
-        for site in sorted(sites, key=lambda site: site.row):
-            for end in site.consumers:
-                key = _key(site, end)
-                if key not in self._number:
-                    self._number[key] = len(self._sites)
-                    self._sites.append(site if len(site.consumers) == 1 else replace(site, consumers=(end,)))
+        every = dict.fromkeys(
+            single for site in sorted(sites, key=lambda site: site.row) for single in _singles(site)
+        )
+        self._sites = tuple(every)
+        self._number = {site: number for number, site in enumerate(self._sites)}
 
     def __len__(self) -> int:
         return len(self._sites)
@@ -72,17 +69,17 @@ class Switches:
 
     def numbers(self, site: Site) -> list[int]:
         """The numbers of the switches that a site covers. Raises `PlacementError` if one is missing."""
-        keys = [_key(site, end) for end in site.consumers]
-        missing = [key for key in keys if key not in self._number]
-        if missing:
-            tensor, end, fmt, *_ = missing[0]
-            reader = f"input {end.input} of node '{end.node}'"
-            where = f"graph output {end.input}" if end.is_output else reader
-            raise PlacementError(
-                f"the rehearsal has no {fmt} pair on tensor '{tensor}' before {where}",
-                cure="rehearse placements of the space, or of the pairs, that it was opened with",
-            )
-        return [self._number[key] for key in keys]
+        singles = _singles(site)
+        for single in singles:
+            if single not in self._number:
+                (end,) = single.consumers
+                reader = f"input {end.input} of node '{end.node}'"
+                where = f"graph output {end.input}" if end.is_output else reader
+                raise PlacementError(
+                    f"the rehearsal has no {single.format} pair on tensor '{single.tensor}' before {where}",
+                    cure="rehearse placements of the space, or of the pairs, that it was opened with",
+                )
+        return [self._number[single] for single in singles]
 
     def setting(self, placement: Placement) -> SwitchStates:
         """The switches of a placement on, all others off. Raises `PlacementError` if one does not exist."""
@@ -92,8 +89,9 @@ class Switches:
         return found
 
 
-def _key(site: Site, end: Consumer) -> _Key:
-    return site.tensor, end, site.format, site.axis, site.weight
+def _singles(site: Site) -> list[Site]:
+    """A site for each consumer."""
+    return [site if len(site.consumers) == 1 else replace(site, consumers=(end,)) for end in site.consumers]
 
 
 def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
@@ -191,7 +189,8 @@ class SwitchGraph:
             else self._raised.of(tensor, end, [end], "rehearsed", "build the placement and measure it")
             for tensor, end in self._edges
         }
-        self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
+        # the index of the node that the switches of an edge precede; for graph outputs, the number of nodes
+        self.places = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
         self._biased = {n: bias for n in range(len(self._pairs)) if (bias := self._bias_of(n)) is not None}
 
     @property
@@ -200,14 +199,10 @@ class SwitchGraph:
         integers = (pair.integer for pair in self._pairs if pair.integer is not None)
         return 2 * sum(map(size_of, self._base.graph.initializer)) + sum(map(size_of, integers))
 
-    def place(self, edge: Edge) -> int:
-        """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
-        return self._at[edge]
-
     def is_behind(self, edge: Edge, start: int) -> bool:
         """Whether the value of an edge is computed by the node ``start`` or a later one, or by a switch there."""
         made = self._raised.producer.get(edge[0])
-        return (made is not None and made >= start) or self._at.get(edge, -1) >= start
+        return (made is not None and made >= start) or self.places.get(edge, -1) >= start
 
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
         """The nodes before ``stop`` without switches, with these tensors as outputs."""
@@ -218,7 +213,7 @@ class SwitchGraph:
 
         Outputs of earlier nodes become inputs.
         """
-        edges = [edge for edge in self._edges if low <= self._at[edge] < high]
+        edges = [edge for edge in self._edges if low <= self.places[edge] < high]
         names = {edge: self._value(edge) if edge in edges else edge[0] for edge in wanted}
         return self._assembled(range(low, len(self.nodes)), edges, self.live(low) if low else (), names)
 
@@ -278,15 +273,15 @@ class SwitchGraph:
         by_place: dict[int, list[Edge]] = {}
         instead: dict[int, dict[int, str]] = {}  # replacements of node inputs
         for edge in edges:
-            by_place.setdefault(self._at[edge], []).append(edge)
+            by_place.setdefault(self.places[edge], []).append(edge)
             for index, number in self._inputs[edge]:
                 instead.setdefault(index, {})[number] = self._value(edge)
                 if not self._biased.keys().isdisjoint(self._edges[edge]):
-                    instead[index][BIAS_INPUT] = self._name(self._edges[edge][0], "bias")
+                    instead[index][BIAS_INPUT] = self._name(self._edges[edge][-1], "bias")
         yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
         for index in nodes:
-            own = by_place.pop(index, ())
-            yield from map(self._switch, own)
+            for edge in by_place.pop(index, ()):
+                yield from self._switch(edge)
             node = self.nodes[index]
             if index in instead:
                 node = copied(node)
@@ -296,21 +291,19 @@ class SwitchGraph:
                     else:
                         node.input[number] = name
             yield node
-        for left in by_place.values():  # switches before graph outputs
-            yield from map(self._switch, left)
+        for edge in chain.from_iterable(by_place.values()):  # switches before graph outputs
+            yield from self._switch(edge)
 
-    def _switch(self, edge: Edge) -> onnx.NodeProto:
-        """An If for each pair of the edge, each nested in the other branch of the previous one.
+    def _switch(self, edge: Edge) -> Iterator[onnx.NodeProto]:
+        """An If for each pair of the edge: it returns the value that the pair makes, or else the value before it.
 
-        It returns the value, and the bias of the layer that reads it if a pair changes that.
+        It returns the bias of the layer that reads the tensor, too, if a pair of the edge changes that.
         """
         tensor, numbers = edge[0], self._edges[edge]
-        biases = [self._biased[number] for number in numbers if number in self._biased]
-        kinds = ("value", "bias") if biases else ("value",)
-        off = [self._name(numbers[-1], f"float:{kind}") for kind in kinds]
-        sources = [tensor, *(bias.otherwise for bias in biases[:1])]
-        nodes = [_identity(source, name) for source, name in zip(sources, off, strict=True)]
-        for index, number in reversed(list(enumerate(numbers))):
+        before = {"value": tensor}
+        if biases := [self._biased[number] for number in numbers if number in self._biased]:
+            before["bias"] = biases[0].otherwise
+        for number in numbers:
             made = []
             for template in self._pairs[number].nodes:
                 node = copied(template)
@@ -321,18 +314,16 @@ class SwitchGraph:
             on = [self._name(number, self._pairs[number].output)]
             if biases:
                 on.append(self._name(number, "bias:then"))
-                made += self._bias_nodes(number, sources[1], on[1])
-            own = [self._name(numbers[0], kind) for kind in kinds]
-            if index:
-                own = [self._name(numbers[index - 1], f"next:{kind}") for kind in kinds]
+                made += self._bias_nodes(number, biases[0].otherwise, on[1])
+            off, own = ([self._name(number, f"{word}{kind}") for kind in before] for word in ("float:", ""))
+            kept = [_identity(source, name) for source, name in zip(before.values(), off, strict=True)]
             branches = {
                 "then_branch": self._body("on", made, on, tensor),
-                "else_branch": self._body("off", nodes, off, tensor),
+                "else_branch": self._body("off", kept, off, tensor),
             }
-            name = self._name(number, "if")
-            nodes = [helper.make_node("If", [self._name(number, "condition")], own, name=name, **branches)]
-            off = own
-        return nodes[0]
+            condition, name = (self._name(number, word) for word in ("condition", "if"))
+            yield helper.make_node("If", [condition], own, name=name, **branches)
+            before = dict(zip(before, own, strict=True))
 
     def _body(
         self, name: str, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str], tensor: str
@@ -383,7 +374,7 @@ class SwitchGraph:
                 yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
 
     def _value(self, edge: Edge) -> str:
-        return self._name(self._edges[edge][0], "value")
+        return self._name(self._edges[edge][-1], "value")
 
     def _name(self, number: int, name: str) -> str:
         return f"{_PREFIX}{number}:{name}"

@@ -5,11 +5,9 @@ from .base import (
     CheckParams as CheckParams,  # the keys that every check has, whatever its kind
     Evidence as Evidence,  # all measurements of a case, as checks receive them
     FigureRequest as FigureRequest,  # figures that a check defines itself, by name
-    RequestingCheck as RequestingCheck,  # a check that requests evidence with parameters
     ScoreRequest as ScoreRequest,  # a task metric of reference and tuned model
     Section as Section,  # a titled part of a verdict's text
     Verdict as Verdict,  # the result of a check
-    asks_score as asks_score,  # whether a check requests a metric whose name only the run can look up
     baseline_entries as baseline_entries,  # the entries of baselines that checks of these cases compare with
     needs_of as needs_of,  # all kinds of evidence that a check of a case needs
     raised as raised,  # the verdict of a check whose data, metric or backend raised an error
@@ -33,7 +31,7 @@ from .baselines import (
     changes as changes,  # all differences that may explain why an entry was renewed
     differences as differences,  # differences that may explain a change and permit a comparison
     figures_elsewhere as figures_elsewhere,  # the figures of the same check on other devices
-    find_baselines as find_baselines,  # the files named, and all baselines below the folders named, sorted
+    find_baselines as find_baselines,  # the file named, or all baselines below a folder, sorted
     history_of as history_of,  # the past figures of an entry, the oldest first, and its present one
     is_stale as is_stale,  # whether the model became faster than its baseline by more than the allowance
     judge_change as judge_change,  # fail if intervals and ranks both exclude the allowance
@@ -44,14 +42,14 @@ from .baselines import (
     why_incomparable as why_incomparable,  # the reason why entry and run are not comparable, or nothing
 )
 from .kinds.parity import (
-    broken_limits as broken_limits,  # a message for each exceeded limit
+    ParityCheck as ParityCheck,  # limits on the difference of the outputs
+)
+from .parity_text import (
+    LIMITS as LIMITS,  # the limits of a single comparison
+    SLICE as SLICE,  # the limit of the worst slice
     comparison_sections as comparison_sections,  # the difference of each output, and its origin
     noise_shares as noise_shares,  # the shares of quantization and runtime in the noise
     probe_sections as probe_sections,  # an input, its outputs, and how to reproduce the difference
-)
-from .parity_params import (
-    SLICE as SLICE,  # the limit of the worst slice
-    ParityParams as ParityParams,  # limits on the difference of the outputs
 )
 from .rejected import (
     HEADERS as HEADERS,  # columns of the table of candidates

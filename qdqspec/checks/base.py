@@ -58,12 +58,20 @@ ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schem
 
 
 class CheckParams(BaseModel):
-    """The keys that every check has, whatever its kind. Unknown keys are errors."""
+    """The keys that every check has, whatever its kind. Unknown keys are errors.
+
+    A subclass with the methods of `Check` is a check itself, and its own ``Params``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    Params: ClassVar[type[CheckParams]]
 
     id: str | None = None
     severity: Severity = "error"
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.Params = cls
 
 
 class Check(Protocol):
@@ -72,7 +80,8 @@ class Check(Protocol):
     The methods get an instance of the check's own ``Params``.
 
     A check that needs evidence with parameters, such as the value of a metric, also has a method
-    ``requests(params) -> Iterable[Request]``; see `qdqspec.types.requests`.
+    ``requests(params) -> Iterable[Request]``; see `qdqspec.types.requests`. The session collects equal requests of
+    several checks once.
     """
 
     Params: ClassVar[type[CheckParams]]
@@ -83,29 +92,16 @@ class Check(Protocol):
         ...
 
 
-class RequestingCheck(Check, Protocol):
-    """A check that requests evidence with parameters. The session collects equal requests of several checks once."""
-
-    def requests(self, params: Any) -> Iterable[Request]:
-        """The evidence for these parameters."""
-        ...
-
-
 def requests_of(check: CheckSpec) -> tuple[Request, ...]:
     """The evidence that a check of a case requests with parameters."""
-    kind = resolve("check", check.kind)
-    return tuple(cast("RequestingCheck", kind).requests(check.params)) if hasattr(kind, "requests") else ()
+    requests = getattr(resolve("check", check.kind), "requests", lambda _: ())
+    return tuple(requests(check.params))
 
 
 def requested(checks: Iterable[CheckSpec], kind: type[AnyRequest]) -> list[tuple[str, AnyRequest]]:
     """The requests of one type of several checks, each with the id of its check, in their order."""
     every = ((check.id, request) for check in checks for request in requests_of(check))
     return [(check, request) for check, request in every if isinstance(request, kind)]
-
-
-def asks_score(check: CheckSpec) -> bool:
-    """Whether a check requests the value of a task metric, by a name that only the run can look up."""
-    return bool(requested([check], ScoreRequest))
 
 
 def baseline_entries(cases: Iterable[Case]) -> frozenset[tuple[str, str]]:

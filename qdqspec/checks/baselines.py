@@ -68,7 +68,7 @@ class _Part(BaseModel):
 class RoleTimes(_Part):
     """The samples of one role on both clocks, build by build; ``cpu_ms`` is empty if it was not measured.
 
-    ``first`` are, sample by sample, runs that followed another model's. Baselines of earlier versions have none.
+    ``first`` are, sample by sample, runs that followed another model's.
     """
 
     wall_ms: Times
@@ -101,19 +101,26 @@ class Figure(_Part):
     changed: tuple[str, ...] = ()
 
 
-class Entry(Figure):
-    """The baseline of one check of one case.
+class Conditions(_Part):
+    """The conditions of a ratio, measured at an ISO 8601 time.
 
-    ``model_sha256``, ``rules`` and ``clock`` must equal those of a run that is compared with it; differences
-    in ``environment`` and ``scheme`` are only reported. ``history`` are the past figures, the oldest first.
+    ``model_sha256``, ``rules`` and ``clock`` must be equal in two runs that are compared; differences in
+    ``environment`` and ``scheme`` are only reported. ``nodes`` are the digests of the model (`_core.node_digests`).
     """
 
     clock: Clock
-    samples: dict[Literal["tuned", "reference"], RoleTimes]
     model_sha256: str
     rules: dict[str, Any]
     scheme: str
     environment: dict[str, str] = Field(default_factory=dict)
+    recorded: str = ""
+    nodes: str = Field("", exclude=True)
+
+
+class Entry(Figure, Conditions):
+    """The baseline of one check of one case; ``history`` are the past figures, the oldest first."""
+
+    samples: dict[Literal["tuned", "reference"], RoleTimes]
     history: tuple[Figure, ...] = ()
 
     def after(self, old: Entry, changed: tuple[str, ...]) -> Entry:
@@ -145,8 +152,9 @@ class Baseline(_Part):
     models: dict[str, str] = Field(default_factory=dict)
 
     def entry(self, name: Name) -> Entry | None:
-        """The entry of a case's check."""
-        return self.cases.get(name[0], {}).get(name[1])
+        """The entry of a case's check, with the digests of its model."""
+        entry = self.cases.get(name[0], {}).get(name[1])
+        return entry and entry.model_copy(update={"nodes": self.models.get(entry.model_sha256, "")})
 
     def names(self) -> tuple[Name, ...]:
         """The names of all entries, sorted."""
@@ -181,14 +189,12 @@ def baseline_folder(spec: Path) -> Path:
     return spec.parent / FOLDER / (name if first.name == spec.name else spec.name)
 
 
-def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
-    """The files named, and all baselines below the folders named, sorted."""
-    for path in paths:
-        if path.is_dir():
-            found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
-            yield from sorted(filter(Path.is_file, found))
-        else:
-            yield path
+def find_baselines(path: Path) -> list[Path]:
+    """The file named, or all baselines below a folder, sorted."""
+    if not path.is_dir():
+        return [path]
+    found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
+    return sorted(filter(Path.is_file, found))
 
 
 def read_baseline(path: Path) -> Baseline | None:
@@ -284,19 +290,6 @@ def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, 
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """The conditions of a run's ratio, measured at an ISO 8601 time; ``nodes`` are those of `_core.node_digests`."""
-
-    clock: Clock
-    model_sha256: str
-    nodes: str = ""
-    rules: Mapping[str, Any]
-    scheme: str
-    environment: Mapping[str, str]
-    recorded: str = ""
-
-
 def rules_of(case: Case) -> dict[str, Any]:
     """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
     inputs = case.inputs
@@ -319,17 +312,17 @@ def rules_of(case: Case) -> dict[str, Any]:
     }
 
 
-def why_incomparable(entry: Entry, now: Conditions, nodes: str = "") -> str:
-    """The reason why entry and run are not comparable, or nothing; ``nodes`` are the digests of the entry's model."""
-    return next(_unlike(entry, now, nodes), "")
+def why_incomparable(entry: Entry, now: Conditions) -> str:
+    """The reason why entry and run are not comparable, or nothing."""
+    return next(_unlike(entry, now), "")
 
 
-def _unlike(entry: Entry, now: Conditions, nodes: str) -> Iterator[str]:
+def _unlike(entry: Entry, now: Conditions) -> Iterator[str]:
     known = {"model": entry.model_sha256[:12], "clock": entry.clock, **entry.rules}
     found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
     for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
         if known[name] != found[name]:
-            what = changes_text(nodes, now.nodes) if name == "model" else ""
+            what = changes_text(entry.nodes, now.nodes) if name == "model" else ""
             values = f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
             yield f"{values}: {what}" if what else values
 
@@ -344,9 +337,9 @@ def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def changes(entry: Entry, now: Conditions, nodes: str = "") -> tuple[str, ...]:
+def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
     """All differences that may explain why an entry was renewed."""
-    return (*_unlike(entry, now, nodes), *differences(entry, now))
+    return (*_unlike(entry, now), *differences(entry, now))
 
 
 def _value_text(value: object) -> str:

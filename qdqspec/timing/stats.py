@@ -294,12 +294,11 @@ class BuildTimes:
         return self.tuned == self.reference
 
 
-def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
-    """The samples of tuned and reference by build: between both conditions of the caches, or only of runs in a row."""
-    clock, builds = latency.clock, latency.builds
-    samples = [latency.samples[role] for role in ("tuned", "reference")]
+def ratio_times(latency: LatencyEvidence) -> BuildTimes:
+    """The samples of tuned and reference by build, between both conditions of the caches."""
     tuned, reference = (
-        builds_of(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
+        builds_of(latency.samples[role].between(latency.clock), latency.builds)
+        for role in ("tuned", "reference")
     )
     return BuildTimes(tuned=tuned, reference=reference)
 

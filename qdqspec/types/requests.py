@@ -74,8 +74,8 @@ class BaselineRequest:
 class InputLimits(Protocol):
     """Limits that single inputs are tried against: the parameters of a check, a pydantic model."""
 
-    def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
-        """A message for each limit that the outputs exceed, for one input or for the ``whole`` data."""
+    def broken_by(self, outputs: tuple[TensorParity, ...]) -> tuple[str, ...]:
+        """A message for each limit that the outputs exceed."""
 
     def error_excess(self, outputs: tuple[TensorParity, ...]) -> float:
         """The distance of an input's error from a limit: larger is worse."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from qdqspec._core.arrays import Floats
 from qdqspec.accuracy.compare import sqnr_db
-from qdqspec.accuracy.evaluator import MOST_DB
-from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Sensitivities, Subject
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
@@ -19,7 +19,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.pairs import QuantSource
-from qdqspec.types import Placement, Site
+from qdqspec.types import EXACT_DB, Placement, Site
 
 
 class Exact:
@@ -60,27 +60,20 @@ def rehearsal_of(
     rounds_biases: frozenset[str] = frozenset(),
 ) -> Rehearsal:
     """A rehearsal of these sites over these inputs."""
-    subject = Subject(
-        model=model,
-        sites=tuple(sites),
-        numbers=numbers,
-        feeds=lambda: iter(feeds),
-        floating=floating,
-        rounds_biases=rounds_biases,
-    )
     runtime = replace(RUNTIME, processes=processes)
-    return Rehearsal(subject, runtime)
+    more = {"floating": floating, "rounds_biases": rounds_biases}
+    return Rehearsal(model, sites, numbers, lambda: iter(feeds), runtime, **more)
 
 
-def summed_noise(found: Sensitivities, placement: Placement) -> float:
+def summed_noise(rehearsal: Rehearsal, noise: Floats, placement: Placement) -> float:
     """The noise power over signal power of a placement at its worst guide, if the errors of pairs are independent."""
-    numbers = [number for site in placement.ordered for number in found.switches.numbers(site)]
-    return float(found.noise[numbers].sum(axis=0).max(initial=0.0))
+    numbers = [number for site in placement.ordered for number in rehearsal.switches.numbers(site)]
+    return float(noise[numbers].sum(axis=0).max(initial=0.0))
 
 
-def summed_db(found: Sensitivities, placement: Placement) -> float:
+def summed_db(rehearsal: Rehearsal, noise: Floats, placement: Placement) -> float:
     """The SQNR of `summed_noise`."""
-    return min(MOST_DB, sqnr_db(1.0, summed_noise(found, placement)))
+    return min(EXACT_DB, sqnr_db(1.0, summed_noise(rehearsal, noise, placement)))
 
 
 def built_outputs(

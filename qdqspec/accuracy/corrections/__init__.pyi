@@ -1,12 +1,10 @@
 from .equalization import (
-    WeightSteps as WeightSteps,  # steps to each side of quantized weights
     chosen_equalizations as chosen_equalizations,  # the chains that factors improve, with these factors
 )
 from .find import (
     MIN_SAMPLES as MIN_SAMPLES,  # of both parts together; fewer cannot be split
     CorrectionTask as CorrectionTask,  # the inputs of the search for corrections
     FoundCorrections as FoundCorrections,  # the accepted corrections, and the gain of each that was tried
-    Judge as Judge,  # rehearses placements with other numbers
     Ranges as Ranges,  # range by tensor
     find_corrections as find_corrections,  # try each allowed correction in turn, and keep those that help
     read_found as read_found,  # the corrections in a file, if it is of the same run
@@ -15,11 +13,11 @@ from .find import (
 from .layers import (
     find_layers as find_layers,  # the linear layers whose weights these sites quantize, by weight
 )
+from .numbers import (
+    NARROW as NARROW,  # the best method on SqueezeNet, the second best on a face detector
+)
 from .overflow import (
     PairMaxima as PairMaxima,  # the largest inputs of a layer by column, and their sums by pairs of columns
     SumLimit as SumLimit,  # limits of a layer's weights, so that no sum of two products overflows
     observed_limits as observed_limits,  # the limits of int8 weights, by the inputs on these feeds
-)
-from .ranges import (
-    NARROW as NARROW,  # the best method on SqueezeNet, the second best on a face detector
 )

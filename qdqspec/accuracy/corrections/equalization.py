@@ -9,8 +9,8 @@ the factors that it has by the other samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,23 +30,15 @@ from qdqspec.qdq import (
 )
 
 if TYPE_CHECKING:
-    from qdqspec.accuracy.corrections.find import CorrectionTask, IsOver, Problem
+    from qdqspec.accuracy.corrections.find import Problem
 
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSteps:
-    """Steps to each side of quantized weights, and tensors with a scale for each output channel."""
-
-    steps: int
-    per_channel: frozenset[str]
-
-
-def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: int = 2) -> Problem:
+def equalize(problem: Problem, exact_samples: int = 2) -> Problem:
     """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
-    model, judge = problem.model, problem.judge
+    task, model = problem.task, problem.model
     quantized = {site.tensor for site in task.sites if not site.weight}
     products = branches_of(model)  # have their factors
     chains = [
@@ -55,42 +47,44 @@ def equalize(task: CorrectionTask, problem: Problem, _: IsOver, exact_samples: i
         if chain.maker.name not in products
         and any(absorber.source in quantized for absorber in chain.absorbers)
     ]
-    steps = WeightSteps(
-        steps=63 if task.saturates else 127,
-        per_channel=frozenset(site.tensor for site in task.sites if site.weight and site.axis is not None),
-    )
     chosen = chosen_equalizations(
-        model, chains, steps, lambda sources: task.observe(model, sources, judge.part("fit"))
+        model,
+        chains,
+        lambda sources: task.observe(model, sources, task.part("fit")),
+        per_channel={site.tensor for site in task.sites if site.weight and site.axis is not None},
+        saturates=task.saturates,
     )
     if not chosen:
         return problem
     changes = tuple(change for _, change in chosen)
     other = equalized(model, changes)
     numbers = task.recalibrated(other, {tensor for chain, _ in chosen for tensor in chain.tensors})
-    judge = replace(judge, model=other)
-    runs = (task.observe(one, one.outputs, judge.part("fit", exact_samples)) for one in (model, other))
+    runs = (task.observe(one, one.outputs, task.part("fit", exact_samples)) for one in (model, other))
     is_exact = all(
         mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
     )
-    errors = judge.errors(numbers) if is_exact else problem.errors
-    scaled = replace(problem, judge=judge, numbers=numbers, errors=errors, equalized=changes)
+    errors = task.errors(other, numbers) if is_exact else problem.errors
+    scaled = replace(problem, model=other, numbers=numbers, errors=errors, equalized=changes)
     return problem.choose("equalization", scaled, len(changes))
 
 
 def chosen_equalizations(
     model: Model,
     chains: Sequence[Chain],
-    weights: WeightSteps,
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
+    *,
+    per_channel: Collection[str],
+    saturates: bool,
     least_gain: float = 0.1,
     rounds: int = 4,
     most: int = 10,
 ) -> list[tuple[Chain, Equalization]]:
     """The chains whose estimated noise some factors reduce by the share ``least_gain`` and more, with these.
 
-    ``observed`` gives the values of tensors. Where a weight has one scale, its channels depend on those of the chains
-    before and behind: more ``rounds`` over all chains find better factors, and take longer. Exponents are at most
-    ``most``: larger ones equalize channels that have hardly any values too, and leave less of the range of floats.
+    ``observed`` gives the values of tensors. Weights that are not in ``per_channel`` have one scale; they have 7 bits
+    where the processor ``saturates``. The channels of a weight with one scale depend on those of the chains before and
+    behind: more ``rounds`` over all chains find better factors, and take longer. Exponents are at most ``most``: larger
+    ones equalize channels that have hardly any values too, and leave less of the range of floats.
     """
     if not chains:
         return []
@@ -98,7 +92,7 @@ def chosen_equalizations(
     statistics = _statistics(chains, observed(tuple(sources)))
     scaling = ScaledValues(model)
     exponents = [np.zeros(chain.channels, np.int64) for chain in chains]
-    are_tied = any(a.weight.tensor not in weights.per_channel for chain in chains for a in chain.absorbers)
+    are_tied = any(a.weight.tensor not in per_channel for chain in chains for a in chain.absorbers)
     observed_chains = [
         (chain, own)
         for chain, own in zip(chains, exponents, strict=True)
@@ -108,7 +102,15 @@ def chosen_equalizations(
         for chain, own in observed_chains:
             even, judged, every = (
                 [
-                    _Layer.of(a, statistics[a.source][part], own, chain, weights, scaling)
+                    _Layer(
+                        a,
+                        statistics[a.source][part],
+                        own,
+                        chain,
+                        scaling,
+                        per_channel,
+                        63 if saturates else 127,
+                    )
                     for a in chain.absorbers
                 ]
                 for part in range(3)
@@ -174,59 +176,40 @@ def _candidates(
     return [np.clip(np.rint(np.where(is_used, exponents, 0.0)), -most, most) for exponents in wanted]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """A layer that reads a chain: its input's channels, and its weight by output and input channel.
 
+    The input's channels have the statistics ``seen``, with the exponents ``before``: ``low``, ``high`` and ``power``
+    are their smallest and largest values, and mean squares. ``largest`` and ``square`` are the magnitudes and sums of
+    squares of the weight, with one row for a depthwise convolution; ``taps`` the products of an output with a channel.
     ``maker`` are the largest magnitudes and the noise power for a step of 1 by channel of the weight that makes the
     chain, if that has one scale.
     """
 
-    low: Floats  # smallest and largest values, and mean squares, of the input's channels
-    high: Floats
-    power: Floats
-    largest: Floats  # magnitude; one row for a depthwise convolution
-    square: Floats  # sums of squares, alike
-    taps: int  # products of each output with one input channel
-    steps: int
-    per_channel: bool
-    is_depthwise: bool
-    maker: tuple[Floats, float] | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         absorber: Absorber,
         seen: Floats,
         before: npt.NDArray[np.int64],
         chain: Chain,
-        weights: WeightSteps,
         scaling: ScaledValues,
-    ) -> _Layer:
-        """The layer by the statistics of its input, with the exponents ``before``."""
+        per_channel: Collection[str],
+        steps: int,
+    ) -> None:
         low, high, squares, count = seen
         up = 2.0**before
-        power = squares * up**2 / count
+        self.low, self.high, self.power = low * up, high * up, squares * up**2 / count
         rows = _by_channel(scaling, absorber.weight, chain.channels)
+        self.largest, self.square = np.abs(rows).max(axis=-1), (rows**2).sum(axis=-1)
+        self.taps, self.steps, self.is_depthwise = rows.shape[-1], steps, absorber.is_depthwise
+        self.per_channel = absorber.weight.tensor in per_channel
+        self.maker: tuple[Floats, float] | None = None
         first = chain.constants[0]
-        maker = None
-        if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in weights.per_channel:
+        if chain.maker.op_type in ("Conv", "Gemm", "MatMul") and first.tensor not in per_channel:
             rows_of_maker = np.abs(_by_channel(scaling, first, chain.channels)).transpose(1, 0, 2)
             own = rows_of_maker.reshape(chain.channels, -1)
-            powers = power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
-            maker = own.max(axis=1), own.shape[1] * float(np.median(powers))
-        return cls(
-            low=low * up,
-            high=high * up,
-            power=power,
-            largest=np.abs(rows).max(axis=-1),
-            square=(rows**2).sum(axis=-1),
-            taps=rows.shape[-1],
-            steps=weights.steps,
-            per_channel=absorber.weight.tensor in weights.per_channel,
-            is_depthwise=absorber.is_depthwise,
-            maker=maker,
-        )
+            powers = self.power / np.maximum((own**2).sum(axis=1), _TINY)  # of the maker's inputs, each
+            self.maker = own.max(axis=1), own.shape[1] * float(np.median(powers))
 
     def noise(self, exponents: Floats) -> float:
         """The noise power at the outputs relative to the signal's, with these exponents."""

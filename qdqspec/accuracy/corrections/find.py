@@ -6,6 +6,7 @@ The error is rehearsed at the guiding tensors, on samples that were not used to 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,69 +19,19 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.records import content_sum, from_data, read_json
-from qdqspec.accuracy.corrections.bias import correct_biases
 from qdqspec.accuracy.corrections.equalization import equalize
-from qdqspec.accuracy.corrections.ranges import choose_ranges
+from qdqspec.accuracy.corrections.numbers import choose_ranges, correct_biases
 from qdqspec.accuracy.evaluator import Powers
-from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, Subject
-from qdqspec.accuracy.switches import Values
+from qdqspec.accuracy.rehearsal import Rehearsal, Runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph import Model, write_text
 from qdqspec.qdq import EQUALIZATIONS, Corrections, Equalization, Quantizer, TensorRange, WeightKey
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]
-IsOver: TypeAlias = Callable[[], bool]  # whether the time for corrections is up
 
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
-
-
-@dataclass(slots=True, kw_only=True)
-class Judge:
-    """Rehearses placements with other numbers. Even samples are for finding corrections, odd ones for judging them.
-
-    More ``samples`` of each part find rarer losses, and take the time of a run for each placement.
-    """
-
-    model: Model
-    placements: tuple[Placement, ...]
-    feeds: Callable[[], Iterable[Feed]]
-    runtime: Runtime
-    samples: int = 12
-    rounds_biases: frozenset[str] = frozenset()  # as in `qdqspec.qdq.capabilities.Capabilities`
-    _known: dict[int, Values] = field(default_factory=dict, init=False)  # outputs of the float model
-
-    def part(self, part: Literal["fit", "held-out"], samples: int | None = None) -> Iterator[Feed]:
-        """The first ``samples`` of a part, by default those that placements are judged on."""
-        return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
-
-    def errors(
-        self, numbers: Quantizer, is_late: IsOver = lambda: False, least_samples: int = 2
-    ) -> tuple[Powers, ...]:
-        """The held-out error of each placement.
-
-        Once it ``is_late``, the samples so far, and not fewer than ``least_samples``, are those of all judgements.
-        """
-        subject = Subject(
-            model=self.model,
-            sites=tuple(dict.fromkeys(site for placement in self.placements for site in placement.ordered)),
-            numbers=numbers,
-            feeds=lambda: self.part("held-out"),
-            samples=self.samples,
-            data="calibration",
-            rounds_biases=self.rounds_biases,
-        )
-        found = tuple(Powers() for _ in self.placements)
-        with Rehearsal(subject, self.runtime, self._known) as rehearsal:
-            for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
-                expected = {edge: reference[edge] for edge in rehearsal.guiding_edges if edge in reference}
-                for powers, values in zip(found, each, strict=True):
-                    powers.add(expected, values)
-                if count >= least_samples and is_late():
-                    self.samples = count
-                    break
-        return found
 
 
 def is_gain(
@@ -105,20 +56,25 @@ def is_gain(
     return float(np.mean(without, axis=0).min()) >= -most_loss_db
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CorrectionTask:
-    """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
+    """The inputs of the search for corrections: the ``allowed`` ones, for ``model`` with ``numbers``, in ``seconds``.
 
-    The placements of the ``judge`` quantize the ``sites``. None are sought if the first of them has ``enough_db``.
+    They are judged by rehearsals of ``placements`` on ``feeds``; none are sought if the first has ``enough_db``. Even
+    samples are for finding corrections, odd ones for judging them: more ``samples`` of each part find rarer losses, and
+    take the time of a run for each placement. ``rounds_biases``: see `qdqspec.qdq.capabilities.Capabilities`.
+
     ``ranges`` gives those of a model by two calibration methods, one the case's own ``method``, on all samples or the
     even ones. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with
     other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the
     processor. Numbers of tensors in ``fixed`` are not changed.
     """
 
-    judge: Judge
+    model: Model
     numbers: Quantizer
-    sites: tuple[Site, ...]
+    placements: tuple[Placement, ...]
+    feeds: Callable[[], Iterable[Feed]]
+    runtime: Runtime
     ranges: Callable[[Model, bool], Mapping[str, Ranges]]
     method: str
     observe: Callable[[Model, Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
@@ -128,27 +84,70 @@ class CorrectionTask:
     fixed: frozenset[str] = frozenset()
     enough_db: float
     seconds: float
+    samples: int = 12
+    rounds_biases: frozenset[str] = frozenset()
+    _started: float = field(default_factory=time.monotonic, init=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites of all placements."""
+        return tuple(dict.fromkeys(site for placement in self.placements for site in placement.ordered))
+
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether a share of the time has passed."""
+        return time.monotonic() > self._started + share * self.seconds
+
+    def part(self, part: Literal["fit", "held-out"], samples: int | None = None) -> Iterator[Feed]:
+        """The first ``samples`` of a part, by default those that placements are judged on."""
+        return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
+
+    def errors(
+        self,
+        model: Model,
+        numbers: Quantizer,
+        share: float = math.inf,
+        least_samples: int = 2,
+    ) -> tuple[Powers, ...]:
+        """The held-out error of each placement of a model with these numbers.
+
+        Once a ``share`` of the time has passed, the samples so far, and not fewer than ``least_samples``, are those of
+        all judgements.
+        """
+        found = tuple(Powers() for _ in self.placements)
+        with Rehearsal(
+            model,
+            self.sites,
+            numbers,
+            lambda: self.part("held-out"),
+            self.runtime,
+            samples=self.samples,
+            rounds_biases=self.rounds_biases,
+        ) as rehearsal:
+            for count, (reference, each) in enumerate(rehearsal.compared(self.placements), 1):
+                expected = {edge: reference[edge] for edge in rehearsal.guiding_edges if edge in reference}
+                for powers, values in zip(found, each, strict=True):
+                    powers.add(expected, values)
+                if count >= least_samples and self.is_over(share):
+                    self.samples = count
+                    break
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The model of a judge, ``equalized`` or not, its numbers, the errors with them, and the gains that led here."""
+    """A model, ``equalized`` or not, its numbers, the errors of the task's placements, and the gains that led here."""
 
-    judge: Judge
+    task: CorrectionTask
+    model: Model
     numbers: Quantizer
     errors: tuple[Powers, ...]
     equalized: tuple[Equalization, ...] = ()
     gains: tuple[CorrectionGain, ...] = ()
 
-    @property
-    def model(self) -> Model:
-        """The model whose placements are judged."""
-        return self.judge.model
-
     def with_numbers(self, corrections: Corrections) -> Problem:
         """The same problem with other corrected numbers, judged."""
         numbers = self.numbers.corrected(corrections)
-        return replace(self, numbers=numbers, errors=self.judge.errors(numbers))
+        return replace(self, numbers=numbers, errors=self.task.errors(self.model, numbers))
 
     def gains_over(self, other: Problem) -> bool:
         """Whether its placements have less error than those of the other problem: see `is_gain`."""
@@ -168,7 +167,7 @@ class Problem:
 
 # In the order in which they are tried: those after equalization are found for the equalized model, and the choice of
 # ranges, which takes the longest, is the last.
-CORRECTIONS: Mapping[str, Callable[[CorrectionTask, Problem, IsOver], Problem]] = {
+CORRECTIONS: Mapping[str, Callable[[Problem], Problem]] = {
     "equalization": equalize,
     "bias": correct_biases,
     "ranges": choose_ranges,
@@ -201,22 +200,18 @@ def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrec
     samples. A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first
     one, and `RehearsalRefusedError` if the model cannot be rehearsed.
     """
-    started, failures, untried = time.monotonic(), dict[str, str](), list[str]()
-
-    def is_over(share: float = 1.0) -> bool:
-        return time.monotonic() > started + share * task.seconds
-
-    errors = task.judge.errors(task.numbers, lambda: is_over(1 / judgements))
-    problem = Problem(judge=task.judge, numbers=task.numbers, errors=errors)
+    failures, untried = dict[str, str](), list[str]()
+    errors = task.errors(task.model, task.numbers, 1 / judgements)
+    problem = Problem(task=task, model=task.model, numbers=task.numbers, errors=errors)
     for name, apply in CORRECTIONS.items():
         is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)
         if name not in task.allowed or not is_possible or problem.errors[0].worst_db >= task.enough_db:
             continue
-        if is_over():
+        if task.is_over():
             untried.append(name)
             continue
         try:
-            problem = apply(task, problem, is_over)
+            problem = apply(problem)
         except BackendError as error:
             failures[name] = error.what
     found = problem.numbers.corrections

@@ -80,14 +80,13 @@ class LinearLayer:
         padded = np.pad(value, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
         if any(span > size for span, size in zip(spans, padded.shape[2:], strict=True)):
             return None
-        means = []
-        for position in np.ndindex(*kernel):
-            starts = [at * step for at, step in zip(position, dilations, strict=True)]
-            ranges = zip(starts, padded.shape[2:], spans, strides, strict=True)
-            seen = padded[
-                :, :, *(slice(start, start + size - span + 1, step) for start, size, span, step in ranges)
-            ]
-            means.append(seen.mean(axis=(0, *range(2, rank + 2)), dtype=np.float64))
+        places = tuple(range(2, rank + 2))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, places)
+        seen = windows[:, :, *(slice(None, None, step) for step in strides)]
+        means = [
+            seen[..., *np.multiply(at, dilations)].mean(axis=(0, *places), dtype=np.float64)
+            for at in np.ndindex(*kernel)
+        ]
         by_group: Floats = np.stack(means).reshape(-1, self.groups, self.shape[1])
         return by_group.transpose(1, 0, 2).reshape(self.groups, -1)
 
@@ -96,8 +95,8 @@ class LinearLayer:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get("transB", 0))
 
 
-def find_layers(model: Model, sites: Iterable[Site], *, recurrent: bool = False) -> dict[str, LinearLayer]:
-    """The linear layers of the main graph whose weights these sites quantize, by weight; also LSTM if ``recurrent``.
+def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, LinearLayer]:
+    """The linear layers of the main graph whose weights these sites quantize, by weight.
 
     Omitted are weights with several consumers, and nodes in a body, whose inputs cannot be observed in shape.
     """
@@ -106,7 +105,7 @@ def find_layers(model: Model, sites: Iterable[Site], *, recurrent: bool = False)
         readers = model.consumers.get(site.tensor, ()) if site.weight else ()
         if len(readers) != 1 or not is_default(node := model.by_name[readers[0].node]):
             continue
-        is_recurrent = recurrent and node.op_type == "LSTM"
+        is_recurrent = node.op_type == "LSTM"
         layer = _recurrent(model, node, readers[0].input) if is_recurrent else _layer(model, node)
         if layer is not None and layer.weight == site.tensor:
             found[site.tensor] = layer

@@ -181,7 +181,7 @@ def observed_limits(
 
     Weights whose inputs are not observed are limited by a proof. ``formats`` gives those that a tensor may have.
     """
-    layers = find_layers(model, sites, recurrent=True)
+    layers = find_layers(model, sites)
     sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
     runs: dict[str, list[InputMaxima]] = {weight: [] for weight in layers}
     lost: set[str] = set()

@@ -188,7 +188,7 @@ def baseline(arguments: argparse.Namespace) -> int:
             folder = baseline_folder(path)
         elif not path.exists():
             raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
-        for file in find_baselines([folder]):
+        for file in find_baselines(folder):
             try:
                 found += _read_entries(file, settings)
             except StateError as error:

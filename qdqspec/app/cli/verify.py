@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from qdqspec.app.reduce import Reduced
     from qdqspec.app.session import Session
-    from qdqspec.checks import ParityParams
+    from qdqspec.checks import ParityCheck
 
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps", "min_slice_sqnr_db")
 _MINUTES = 5.0  # of a reduction
@@ -88,9 +88,9 @@ def verify(arguments: argparse.Namespace) -> int:
     from qdqspec.app.report.tables import section_text
     from qdqspec.app.session import Session
     from qdqspec.checks import (
+        LIMITS,
         SLICE,
-        ParityParams,
-        broken_limits,
+        ParityCheck,
         comparison_sections,
         noise_shares,
         probe_sections,
@@ -108,7 +108,7 @@ def verify(arguments: argparse.Namespace) -> int:
                 cure = f"run it once: pytest {arguments.model}"
                 raise StateError(f"there is no tuned model of {case.name} yet", where=tuned, cure=cure)
         given = _limits_given(arguments)
-        limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityParams)]
+        limits = [given] if given else [c.params for c in case.checks if isinstance(c.params, ParityCheck)]
         if arguments.outputs:
             limits = [one.model_copy(update={"outputs": tuple(arguments.outputs)}) for one in limits]
         if arguments.input is not None:
@@ -121,7 +121,7 @@ def verify(arguments: argparse.Namespace) -> int:
             probe = session.probe(case.model, tuned, arguments.input, own, values=case.inputs.values)
         else:
             parity = session.work(case).parity_with(tuned.absolute())
-            broken = [words for one in limits for words in broken_limits(one, parity)]
+            broken = [words for one in limits for words in one.broken_limits(parity)]
             probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
             for text in (*session.work(case).warnings, *number_notes(parity.outputs)):
                 note(text)
@@ -133,7 +133,8 @@ def verify(arguments: argparse.Namespace) -> int:
         sections = probe_sections(probe)
     else:
         title = f"Outputs, worst first ({parity.samples} samples of {parity.data} data)"
-        sections = comparison_sections(parity, title, slices=any(one.asks(SLICE) for one in limits))
+        columns = (*LIMITS, SLICE) if any(one.asks(SLICE) for one in limits) else LIMITS
+        sections = comparison_sections(parity, title, columns)
     data = {
         "headline": headline,
         "broken": list(probe.broken),
@@ -155,17 +156,17 @@ def _case_given(arguments: argparse.Namespace, session: Session) -> Case:
     return session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
 
 
-def _limits_given(arguments: argparse.Namespace) -> ParityParams | None:
+def _limits_given(arguments: argparse.Namespace) -> ParityCheck | None:
     """The limits on the command line as parameters of a check; ``None`` if there are none."""
     from pydantic import ValidationError
 
-    from qdqspec.checks import ParityParams
+    from qdqspec.checks import ParityCheck
 
     given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
     if not given:
         return None
     try:
-        return ParityParams.model_validate({"kind": "parity", **given})
+        return ParityCheck.model_validate({"kind": "parity", **given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")

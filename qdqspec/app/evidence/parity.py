@@ -22,14 +22,12 @@ from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.accuracy import (
-    MOST_DB,
     Dataset,
     Evaluator,
     Rehearsal,
     RehearsalRefusedError,
     RehearsedEngine,
     SampleOutputs,
-    Subject,
     compare_outputs,
     power_of,
     sqnr_db as ratio_db,
@@ -49,7 +47,16 @@ from qdqspec.checks import requests_of
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph import Model, fixed_in, load_model, require_path
 from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_scheme
-from qdqspec.types import Culprit, CulpritEvidence, ParityEvidence, PlacedPair, Placement, Site, TopK
+from qdqspec.types import (
+    EXACT_DB,
+    Culprit,
+    CulpritEvidence,
+    ParityEvidence,
+    PlacedPair,
+    Placement,
+    Site,
+    TopK,
+)
 from qdqspec.types.requests import ParityRequest
 
 
@@ -295,17 +302,13 @@ def culprits_of(
     model, fitting = fitted.model, fitted.pairs
     sites = frozenset(pair.site for pair in fitting)
     groups = _group_pairs(model, sites)
-    subject = Subject(
-        model=model,
-        sites=tuple(sites),
-        numbers=SchemeNumbers(model, fitting),
-        feeds=tuple,
-        floating=frozenset(pair.site for pair in fitting if not pair.stored),
-    )
+    numbers, floating = SchemeNumbers(model, fitting), (pair.site for pair in fitting if not pair.stored)
     try:
         with (
             ExitStack() as opened,
-            Rehearsal(subject, reference_runtime(opened, prepared.options)) as rehearsal,
+            Rehearsal(
+                model, sites, numbers, tuple, reference_runtime(opened, prepared.options), floating=floating
+            ) as rehearsal,
         ):
 
             def engine(some: Iterable[Site]) -> RehearsedEngine:
@@ -317,7 +320,7 @@ def culprits_of(
             measured = output if output is not None and output in together else worst
 
             def sqnr_db(some: Iterable[Site]) -> float:
-                return evaluator.by_output(engine(some)).get(measured, MOST_DB)
+                return evaluator.by_output(engine(some)).get(measured, EXACT_DB)
 
             def power(some: Iterable[Pairs]) -> float:
                 return power_of(sqnr_db(site for pair in some for site in pair))
@@ -332,7 +335,7 @@ def culprits_of(
         pairs=culprits,
         total=len(groups),
         rest=rest / whole if whole else 0.0,
-        together_db=together.get(measured, MOST_DB),
+        together_db=together.get(measured, EXACT_DB),
         samples=evaluator.samples,
         data=data,
         model_db=None if quantized is None else _measure_model_db(prepared, quantized, feeds, measured),
@@ -413,7 +416,7 @@ def _measure_culprits(
     """
     without: set[str] = set()  # nodes; the empty name represents graph outputs
     for number, (pair, power) in enumerate(found):
-        alone_db, share = min(ratio_db(1.0, power), MOST_DB), power / whole if whole else 0.0
+        alone_db, share = min(ratio_db(1.0, power), EXACT_DB), power / whole if whole else 0.0
         without.update(end.node for end in pair[0].consumers)
         without_db = None
         if number < removed:

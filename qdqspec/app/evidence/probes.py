@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -112,7 +112,9 @@ class Prober:
         return Probe(inputs=inputs, broken=broken, parity=parity, file=file, command=command)
 
     def _broken(self, outputs: tuple[TensorParity, ...]) -> tuple[str, ...]:
-        return () if self._params is None else self._params.broken_by(outputs)
+        """Messages without limits on all data together, for which a single input has too few values."""
+        alone = tuple(replace(output, agreement={}, worst_slice=None) for output in outputs)
+        return () if self._params is None else self._params.broken_by(alone)
 
 
 def _stopped(error: BackendError) -> str:

@@ -86,7 +86,7 @@ class Gatekeeper:
         settings, update, file = self.settings, self.settings.update, baseline_file(self.case, self.device)
         if file is None or (settings.baseline == "off" and update is None):
             return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
-        known, reason, nodes = self._known(file, (self.case.id, name))
+        known, reason = self._known(file, (self.case.id, name))
         blank = RegressionEvidence(
             state="missing",
             file=_shown(self.case, file),
@@ -131,7 +131,7 @@ class Gatekeeper:
         # the entry is written when the run ends; several processes may have entries for one file
         entry = entry_from(self._close, self.conditions)
         if known is not None:
-            entry = entry.after(known, changes(known, self.conditions, nodes))
+            entry = entry.after(known, changes(known, self.conditions))
         renewal = Renewal(
             file=file,
             device=self.device.key,
@@ -151,19 +151,16 @@ class Gatekeeper:
             history=history_of(entry, self.device.key),
         )
 
-    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str, str]:
-        """The entry of a name, why it cannot be compared with, and the digests of its model's nodes."""
+    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
+        """The entry of a name, and why it cannot be compared with."""
         try:
             baseline = read_baseline(file)
         except StateError as error:  # reported by `damaged_baselines`, unless the file is rewritten
-            return None, error.what, ""
+            return None, error.what
         if baseline is not None and baseline.device != self.device.key:
-            return None, f"the file is of device {baseline.device}", ""
+            return None, f"the file is of device {baseline.device}"
         entry = None if baseline is None else baseline.entry(name)
-        if baseline is None or entry is None:
-            return None, "", ""
-        nodes = baseline.models.get(entry.model_sha256, "")
-        return entry, why_incomparable(entry, self.conditions, nodes), nodes
+        return entry, "" if entry is None else why_incomparable(entry, self.conditions)
 
     @cached_property
     def _close(self) -> LatencyEvidence:
@@ -221,21 +218,15 @@ def change_from(known: Entry, latency: LatencyEvidence) -> TimeChange:
     """The change of a measurement from a baseline entry."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
-    in_a_row = tuned.first is None or reference.first is None
-    return change_between(ratio_times(latency, in_a_row=in_a_row), before)
+    return change_between(ratio_times(latency), before)
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
     """A measurement as a baseline entry."""
     return Entry(
+        **dict(conditions),
         ratio=ratio_interval(ratio_times(latency)),
-        clock=conditions.clock,
         samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
-        model_sha256=conditions.model_sha256,
-        rules=dict(conditions.rules),
-        scheme=conditions.scheme,
-        environment=dict(conditions.environment),
-        recorded=conditions.recorded,
     )
 
 

@@ -121,10 +121,10 @@ class CaseNode(_Explained):
 
     def collect(self) -> Iterator[CheckItem]:
         """One item per check, checks of a task metric first, so that an unknown metric fails before the search."""
-        from qdqspec.checks import asks_score
+        from qdqspec.checks import needs_of
 
         first: CheckItem | None = None
-        for check in sorted(self.case.checks, key=asks_score, reverse=True):
+        for check in sorted(self.case.checks, key=lambda one: "accuracy" not in needs_of(one)):
             item = CheckItem.of(self, self.case, check, first)
             first = first or item
             yield item

@@ -24,11 +24,9 @@ from qdqspec.accuracy.corrections import (
     NARROW,
     CorrectionTask,
     FoundCorrections,
-    Judge,
     PairMaxima,
     Ranges,
     SumLimit,
-    WeightSteps,
     chosen_equalizations,
     find_corrections,
     find_layers,
@@ -80,14 +78,14 @@ def scaled_branches(
         return ()
     extended = equalized(model, tuple(possible.values()))
     chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
-    weights = frozenset(absorber.weight.tensor for chain in chains for absorber in chain.absorbers)
     try:
         chosen = chosen_equalizations(
             extended,
             chains,
-            WeightSteps(steps=63 if prepared.capabilities.reduce_range else 127, per_channel=weights),
             lambda sources: prepared.values_of(extended, sources, islice(data, samples)),
-            least_gain,
+            per_channel={absorber.weight.tensor for chain in chains for absorber in chain.absorbers},
+            saturates=prepared.capabilities.reduce_range,
+            least_gain=least_gain,
         )
     except BackendError:
         return ()  # calibration has the same failure, and reports it
@@ -144,17 +142,13 @@ def find_case_corrections(
     weights = numbers.corrections.weights  # those of a quantized model that the search starts from
     most = seconds[tune.preset]
     with ExitStack() as opened:
-        judge = Judge(
+        task = CorrectionTask(
             model=prepared.folded,
+            numbers=numbers,
             placements=judged_placements(prepared.space),
             feeds=prepared.feeds,
             runtime=reference_runtime(opened, prepared.options, prepared.backend),
             rounds_biases=prepared.capabilities.rounds_biases,
-        )
-        task = CorrectionTask(
-            judge=judge,
-            numbers=numbers,
-            sites=tuple(dict.fromkeys(site for each in judge.placements for site in each.ordered)),
             ranges=partial(_ranges, prepared),
             method=rules.calibration,
             observe=prepared.values_of,
@@ -257,7 +251,7 @@ def without_overflows(
         tensor, name, axis = key
         ends = tuple(numbers.model.consumers.get(tensor, ()))
         site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
-        layer = find_layers(numbers.model, [site], recurrent=True).get(tensor) if name == "int8" else None
+        layer = find_layers(numbers.model, [site]).get(tensor) if name == "int8" else None
         if layer is None:  # all can overflow if the layout of the kernel is unknown
             wrong = np.full(own.shape, name == "int8")
         else:

@@ -14,15 +14,14 @@ from qdqspec._core.arrays import Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
 from qdqspec.accuracy import (
-    MOST_DB,
     Evaluator,
     Offset,
     Rehearsal,
     RehearsalRefusedError,
     Score,
     Scores,
-    Subject,
     find_sensitivities,
+    label_noise,
     sites_of,
 )
 from qdqspec.app.preparation.prepare import Prepared
@@ -43,7 +42,7 @@ class Rehearser(Closing):
     """
 
     def __init__(self, prepared: Prepared, data: tuple[Iterable[Feed], str]) -> None:
-        self._prepared, self._data = prepared, data
+        self._prepared, (self.feeds, self._data) = prepared, data
         self._sites: tuple[Site, ...] = ()
         self._rehearsal: Rehearsal | None = None
         self._opened = ExitStack()
@@ -52,17 +51,18 @@ class Rehearser(Closing):
     def rehearsal(self) -> Rehearsal:
         """The rehearsal of the space. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
         if self._rehearsal is None:
-            prepared, (feeds, kind) = self._prepared, self._data
-            subject = Subject(
-                model=prepared.model,
-                sites=self._sites or sites_of(prepared.space),
-                numbers=prepared.numbers,
-                feeds=lambda: feeds,
-                data=kind,
+            prepared = self._prepared
+            self._sites = self._sites or sites_of(prepared.space)
+            rehearsal = Rehearsal(
+                prepared.model,
+                self._sites,
+                prepared.numbers,
+                lambda: self.feeds,
+                reference_runtime(self._opened, prepared.options, prepared.backend),
+                data=self._data,
                 rounds_biases=prepared.capabilities.rounds_biases,
             )
-            runtime = reference_runtime(self._opened, prepared.options, prepared.backend)
-            self._rehearsal = self._opened.enter_context(Rehearsal(subject, runtime))
+            self._rehearsal = self._opened.enter_context(rehearsal)
         return self._rehearsal
 
     def including(self, placement: Placement) -> Rehearsal:
@@ -70,7 +70,7 @@ class Rehearser(Closing):
         try:
             self.rehearsal.switches.setting(placement)
         except PlacementError:
-            self._sites = (*self.rehearsal.subject.sites, *placement.ordered)
+            self._sites = (*self._sites, *placement.ordered)
             self.close()
         return self.rehearsal
 
@@ -225,7 +225,7 @@ class RehearsalOracle:
         if placement.given:
             return None
         if not placement.sites:
-            return None if self._refused else MOST_DB
+            return None if self._refused else EXACT_DB
         if placement not in self._known:
             if self._seconds_left <= 0:
                 return None
@@ -327,9 +327,10 @@ class RehearsalOracle:
             is_cheap = runs_a_switch * switch_seconds <= min(
                 self.noise_share * seconds / 2, self.noise_seconds
             )
-            samples = rehearsal.subject.samples if is_cheap else 1
+            samples = rehearsal.samples if is_cheap else 1
             try:
-                return find_sensitivities(rehearsal, samples=samples, together=together).by_label(self.space)
+                noise = find_sensitivities(rehearsal, samples=samples, together=together)
+                return label_noise(rehearsal, noise, self.space)
             except BackendError as error:
                 self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
                 return None
@@ -342,11 +343,7 @@ class RehearsalOracle:
         """The SQNR of a placement on the first samples."""
         rehearsal = self.rehearser.including(placement)
         if self._evaluator is None:
-            subject = rehearsal.subject
             self._evaluator = Evaluator(
-                subject.feeds(),
-                lambda: self.rehearser.rehearsal.engine(NO_PAIRS),
-                subject.samples,
-                few=subject.samples,
+                self.rehearser.feeds, lambda: self.rehearser.rehearsal.engine(NO_PAIRS)
             )
         return self._evaluator.first(rehearsal.engine(placement))

@@ -264,12 +264,12 @@ class CaseWork:
                 if limits is None or request.key in self._replays or self.search.unchanged:
                     continue
                 # the worst input is kept if the data breaks a limit that Polygraphy knows
-                if limits.broken_by(outputs, whole=True) and limits.polygraphy_words(outputs):
+                if limits.broken_by(outputs) and limits.polygraphy_words(outputs):
                     command = replay_failure(self.prepared, self.tuned_path, limits, check.id)
                     self._replays[request.key] = command
             elif isinstance(request, InputRequest):
                 is_known = request.key in self._parity_search
-                if not is_known and not request.limits.broken_by(self.parity.outputs, whole=True):
+                if not is_known and not request.limits.broken_by(self.parity.outputs):
                     found = search_input(self.prepared, self.tuned_path, request, check.id)
                     self._parity_search[request.key] = found
             elif isinstance(request, FigureRequest):

@@ -15,9 +15,10 @@ from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Inter
 from qdqspec.types.requests import Request, ScoreRequest
 
 
-class AccuracyParams(CheckParams, MetricLimits):
+class AccuracyCheck(CheckParams, MetricLimits):
     """A task metric on labelled data, where higher is better."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
     kind: Literal["accuracy"]
 
     @model_validator(mode="after")
@@ -30,27 +31,20 @@ class AccuracyParams(CheckParams, MetricLimits):
         """The metric that the check compares with its limits."""
         return ScoreRequest(metric=self.metric, output=self.output)
 
-
-class AccuracyCheck:
-    """Compares a task metric with a minimum, or its loss against the reference with a maximum."""
-
-    Params: ClassVar[type[CheckParams]] = AccuracyParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
-
-    def requests(self, params: AccuracyParams) -> tuple[Request, ...]:
+    def requests(self) -> tuple[Request, ...]:
         """The metric of reference and tuned model."""
-        return (params.request,)
+        return (self.request,)
 
-    def judge(self, params: AccuracyParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""
-        measured = evidence.accuracy.get(params.request.key)
+        measured = evidence.accuracy.get(self.request.key)
         if measured is None or measured.samples == 0:
             return unmeasured(
-                f"no {plain(params.request.key, 40)} was measured",
+                f"no {plain(self.request.key, 40)} was measured",
                 "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
             )
-        if params.min is not None and measured.reference < params.min - SLACK:
-            own = metric_text(params.metric, measured.reference)
+        if self.min is not None and measured.reference < self.min - SLACK:
+            own = metric_text(self.metric, measured.reference)
             advice = f"The reference itself has {own}: lower the minimum, or give a max_drop against it."
         else:
             is_held = evidence.search is not None and evidence.search.accuracy is not None
@@ -60,8 +54,8 @@ class AccuracyCheck:
                 "accept a lower limit."
             )
         return verdict_of_limits(
-            _limits(params, measured),
-            _measured(params, measured),
+            _limits(self, measured),
+            _measured(self, measured),
             numbers={
                 "tuned": measured.tuned,
                 "reference": measured.reference,
@@ -72,7 +66,7 @@ class AccuracyCheck:
         )
 
 
-def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[LimitResult]:
+def _limits(params: AccuracyCheck, measured: AccuracyEvidence) -> list[LimitResult]:
     name, text = plain(params.request.key, 24), partial(metric_text, params.metric)
     found: list[LimitResult] = []
     if params.min is not None:
@@ -104,7 +98,7 @@ def drop_interval(lost: int, gained: int, samples: int) -> Interval:
     return Interval(median=(lost - gained) / samples, low=center - reach, high=center + reach)
 
 
-def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
+def _measured(params: AccuracyCheck, measured: AccuracyEvidence) -> Section:
     facts = [
         ("metric", plain(params.request.key)),
         ("reference", metric_text(params.metric, measured.reference)),
@@ -131,4 +125,4 @@ def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
     )
 
 
-check = AccuracyCheck()
+check = AccuracyCheck

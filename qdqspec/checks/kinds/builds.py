@@ -20,9 +20,10 @@ _SHOWN = 600  # characters of the backend's reason
 Names = Annotated[tuple[str, ...], short_form(str, lambda name: [name], str | list[str])]
 
 
-class BuildsParams(CheckParams):
+class BuildsCheck(CheckParams):
     """The backend that builds the tuned model, for which targets, and the share of heavy kernels in 8 bits."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
     kind: Literal["builds"]
     backend: BackendName = Field(description="The backend that builds the tuned model.")
     for_: Names = Field(
@@ -37,36 +38,29 @@ class BuildsParams(CheckParams):
         "bits or fewer: 0.8 or 80%.",
     )
 
-
-class BuildsCheck:
-    """Judges builds alone: a model that builds is neither right nor fast for that reason."""
-
-    Params: ClassVar[type[CheckParams]] = BuildsParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
-
-    def requests(self, params: BuildsParams) -> tuple[BuildRequest, ...]:
+    def requests(self) -> tuple[BuildRequest, ...]:
         """One build for each target."""
-        return tuple(BuildRequest(backend=params.backend, target=name) for name in params.for_ or ("",))
+        return tuple(BuildRequest(backend=self.backend, target=name) for name in self.for_ or ("",))
 
-    def judge(self, params: BuildsParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if each build succeeds with enough kernels in 8 bits; inconclusive if the backend is not usable."""
-        found = [evidence.builds.get(request.key) for request in self.requests(params)]
+        found = [evidence.builds.get(request.key) for request in self.requests()]
         builds = [build for build in found if build is not None]
         if len(builds) < len(found):
             return unmeasured("the tuned model was not built", "Run the case again, so that it is built.")
         if missing := [build for build in builds if build.missing]:
             what, cure = (
-                f"backend {params.backend} is not usable here: {plain(missing[0].missing)}",
+                f"backend {self.backend} is not usable here: {plain(missing[0].missing)}",
                 missing[0].cure,
             )
             return verdict("inconclusive", what, advice=cure, command=cure if cure.startswith("pip ") else "")
-        wrong = [build for build in builds if _problem_text(params, build)]
+        wrong = [build for build in builds if _problem_text(self, build)]
         decisive = min(wrong or builds, key=lambda build: (not build.refused, build.share or 0.0))
         counted = [build for build in builds if build.share is not None]
         least = min(counted, key=lambda build: build.share or 0.0, default=None)
         targets = ", ".join(build.target for build in builds if build.target)
         narrow = f", {least.narrow} of {least.heavy} heavy kernels in 8 bits" if least else ""
-        built = f"builds{f' for {targets}' if targets else f' with {params.backend}'}{narrow}; nothing ran"
+        built = f"builds{f' for {targets}' if targets else f' with {self.backend}'}{narrow}; nothing ran"
         rows = tuple(
             (
                 build.target or "-",
@@ -78,7 +72,7 @@ class BuildsCheck:
         )
         return verdict(
             "fail" if wrong else "pass",
-            _problem_text(params, decisive) or built,
+            _problem_text(self, decisive) or built,
             Section(
                 title=f"Builds ({count_text(len(builds), 'build')})",
                 headers=("for", "result", "kernels", "in 8 bits"),
@@ -93,7 +87,7 @@ class BuildsCheck:
         )
 
 
-def _problem_text(params: BuildsParams, build: BuildEvidence) -> str:
+def _problem_text(params: BuildsCheck, build: BuildEvidence) -> str:
     """The reason why a build breaks the check; empty if it does not."""
     at = f" for {build.target}" if build.target else ""
     if build.refused:
@@ -108,4 +102,4 @@ def _problem_text(params: BuildsParams, build: BuildEvidence) -> str:
     return f"only {build.narrow} of {build.heavy} heavy kernels compute in 8 bits{at}; asked {least}"
 
 
-check = BuildsCheck()
+check = BuildsCheck

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from qdqspec._core.registry import did_you_mean, names
 from qdqspec._core.units import (
@@ -40,20 +39,21 @@ _PERCENTILE = re.compile(r"p(100|\d{1,2}(?:\.\d{1,3})?)")
 _GLOB = re.compile(r"[*?\[]")
 
 
-def _as_table(value: object) -> object:
-    """A number, or percentiles without a device, is the budget of any device."""
-    alone = not isinstance(value, dict) or (value and all(_PERCENTILE.fullmatch(str(key)) for key in value))
-    return {ANY: value} if alone else value
+def _by_device(value: object) -> object:
+    """A number is the budget of the check's percentile; without a device, a budget is that of any."""
+    if not isinstance(value, dict) or (value and all(_PERCENTILE.fullmatch(str(key)) for key in value)):
+        value = {ANY: value}
+    return {name: budget if isinstance(budget, dict) else {"": budget} for name, budget in value.items()}
 
 
 def _require_percentiles(budget: dict[str, float]) -> dict[str, float]:
     for name in budget:
-        if not _PERCENTILE.fullmatch(name):
+        if name and not _PERCENTILE.fullmatch(name):
             raise ValueError(f"'{name}' is no percentile such as p50, p99 or p99.9")
     return budget
 
 
-def _require_devices(table: dict[str, LatencyBudget]) -> dict[str, LatencyBudget]:
+def _require_devices(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Reject a misspelt backend: its budget would never apply."""
     backends = names("backend")
     for name in table:
@@ -73,21 +73,20 @@ def _of_hundred(percent: float) -> float:
 Percentiles: TypeAlias = Annotated[
     dict[str, Positive], Field(min_length=1), AfterValidator(_require_percentiles)
 ]
-LatencyBudget: TypeAlias = Annotated[
-    Annotated[Positive, Tag("number")] | Annotated[Percentiles, Tag("percentiles")],
-    Discriminator(lambda value: "percentiles" if isinstance(value, dict) else "number"),
-]
-BudgetTable: TypeAlias = Annotated[
-    dict[str, LatencyBudget], Field(min_length=1), AfterValidator(_require_devices)
-]
 Budgets: TypeAlias = Annotated[
-    BudgetTable, BeforeValidator(_as_table, json_schema_input_type=Positive | Percentiles | BudgetTable)
+    dict[str, Percentiles],
+    Field(min_length=1),
+    AfterValidator(_require_devices),
+    BeforeValidator(
+        _by_device, json_schema_input_type=Positive | Percentiles | dict[str, Positive | Percentiles]
+    ),
 ]
 
 
-class LatencyParams(CheckParams):
+class LatencyCheck(CheckParams):
     """A time budget in milliseconds, one for all devices or one for each, of one percentile or several."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
     kind: Literal["latency"]
     max_ms: Budgets = Field(
         description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
@@ -109,22 +108,21 @@ class LatencyParams(CheckParams):
         "auto", description="Thread CPU time or wall time; auto takes the clock that the search used."
     )
 
-
-class LatencyCheck:
-    """Compares percentiles of the tuned model's runs with the budget of the target."""
-
-    Params: ClassVar[type[CheckParams]] = LatencyParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
-
-    def judge(self, params: LatencyParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if no percentile exceeds its budget; inconclusive if a single slow run decides."""
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
             return untimed("latency", evidence)
         target = plain(evidence.target)
-        budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
-        if budget is None:
-            known = ", ".join(plain(name) for name in params.max_ms)
+        # A glob over the device's key takes precedence over its target, the target over its backend, and `any` is last;
+        # of several that match, the longest applies.
+        key = evidence.device.key
+        devices = [
+            name for name in self.max_ms if name == key or (_GLOB.search(name) and fnmatchcase(key, name))
+        ]
+        name = max(devices, key=len) if devices else longest_match(self.max_ms, evidence.target) or ANY
+        if name not in self.max_ms:
+            known = ", ".join(plain(name) for name in self.max_ms)
             text = f"max_ms names {known}; this run is on {target} ({plain(evidence.device.key)})."
             return verdict(
                 "inconclusive",
@@ -133,20 +131,23 @@ class LatencyCheck:
                 advice=f"Add '{target}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
             )
         count = max(len(latency.profiles), 1)
-        if params.profile is not None and params.profile >= count:
-            what = f"shape profile {params.profile} was not among the {count} measured"
+        if self.profile is not None and self.profile >= count:
+            what = f"shape profile {self.profile} was not among the {count} measured"
             return verdict("fail", what, advice="Number profiles from 0, in the order of inputs.shapes.")
-        clock = latency.clock if params.clock == "auto" else params.clock
+        clock = latency.clock if self.clock == "auto" else self.clock
         if clock == "cpu" and not latency.samples["tuned"].cpu_ms:
             return unmeasured(
                 f"{plain(evidence.target, 30)} takes no thread CPU time",
                 "Judge this target with clock: wall.",
             )
         # The measurement to compare with the budget: all profiles together, or the named one.
-        line = latency.line("tuned", params.profile if latency.profiles else None)
+        line = latency.line("tuned", self.profile if latency.profiles else None)
         where = ""
-        if params.profile is not None and latency.profiles:
-            where = f" at {plain(latency.profiles[params.profile].name, 40)}"
+        if self.profile is not None and latency.profiles:
+            where = f" at {plain(latency.profiles[self.profile].name, 40)}"
+        budget = {
+            float(p.removeprefix("p") or self.percentile): most for p, most in self.max_ms[name].items()
+        }
         limits = [_judge(percent, budget[percent], line.run_ms(clock), where) for percent in sorted(budget)]
         order = ("pass", "inconclusive", "fail")
         worst = max(limits, key=lambda limit: (order.index(limit.outcome), limit.over))
@@ -195,9 +196,10 @@ class _Limit(NamedTuple):
 
 def _judge(percent: float, allowed: float, runs: tuple[float, ...], where: str) -> _Limit:
     """Judge a percentile; inconclusive if it exceeds the limit only because of the slowest run."""
+    import numpy as np
+
     name = ("median" if percent == 50 else f"p{percent:g}") + where
-    value = percentile(runs, percent)
-    known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
+    value, known = np.percentile(runs, [percent, min(percent, 100 * (1 - 1 / len(runs)))]).tolist()
     outcome: Outcome = "pass" if value <= allowed else "fail" if known > allowed else "inconclusive"
     over = value / allowed - 1
     excess = percent_text(over) if over < 9 else f"{over + 1:.0f}x"
@@ -225,31 +227,4 @@ def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
     )
 
 
-def percentile(values: tuple[float, ...], percent: float) -> float:
-    """The percentile of at least one value, interpolated linearly between neighbours."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def budget_for(
-    table: Mapping[str, float | dict[str, float]], target: str, device: str, percentile: float
-) -> dict[float, float] | None:
-    """Milliseconds by percentile for a device; ``None`` if the table has no entry for it.
-
-    A glob over the device's key takes precedence over its target, the target over its backend, and ``any`` is
-    last; of several that match, the longest applies. A plain number is the limit of the given ``percentile``.
-    """
-    devices = [name for name in table if name == device or (_GLOB.search(name) and fnmatchcase(device, name))]
-    name = max(devices, key=len) if devices else longest_match(table, target) or ANY
-    if name not in table:
-        return None
-    found = table[name]
-    if isinstance(found, dict):
-        return {float(p.removeprefix("p")): value for p, value in found.items()}
-    return {percentile: found}
-
-
-check = LatencyCheck()
+check = LatencyCheck

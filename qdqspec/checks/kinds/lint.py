@@ -22,9 +22,10 @@ Targets = Annotated[
 ]
 
 
-class LintParams(CheckParams):
+class LintCheck(CheckParams):
     """The targets for which the tuned model is linted, and the severities that fail."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
     kind: Literal["lint"]
     target: Targets = Field(description="One or several targets for which a backend has rules.")
     strict: Switch = Field(
@@ -37,31 +38,24 @@ class LintParams(CheckParams):
         (), description="Ids of rules whose findings are accepted, such as TRT042."
     )
 
-
-class LintCheck:
-    """Judges the lint findings of the tuned model and its loads by installed runtimes; no device is needed."""
-
-    Params: ClassVar[type[CheckParams]] = LintParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
-
-    def requests(self, params: LintParams) -> tuple[Request, ...]:
+    def requests(self) -> tuple[Request, ...]:
         """The findings for each target."""
-        return tuple(LintRequest(target=target, load=params.load) for target in params.target)
+        return tuple(LintRequest(target=target, load=self.load) for target in self.target)
 
-    def judge(self, params: LintParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
-        if missing := [target for target in params.target if target not in evidence.lint]:
+        if missing := [target for target in self.target if target not in evidence.lint]:
             what = f"lint for {missing[0]} was not run"
             return unmeasured(what, "Run the case again, so that it is linted.")
         found = [
             (target, finding)
-            for target in params.target
+            for target in self.target
             for finding in evidence.lint[target]
-            if finding.id not in params.ignore
+            if finding.id not in self.ignore
         ]
-        severities = ("refused", "slow") if params.strict else ("refused",)
+        severities = ("refused", "slow") if self.strict else ("refused",)
         wrong = [(target, finding) for target, finding in found if finding.severity in severities]
-        headline, advice = f"nothing {' or '.join(severities)}: {', '.join(params.target)}", ""
+        headline, advice = f"nothing {' or '.join(severities)}: {', '.join(self.target)}", ""
         if wrong:
             target, first = wrong[0]
             effect = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
@@ -76,7 +70,7 @@ class LintCheck:
         ]
         if len(listed) > _SHOWN:
             findings.append(("", "", "", f"and {count_text(len(listed) - _SHOWN, 'more finding')}", ""))
-        loads = [(target, plain(evidence.lint_loads.get(target, ""))) for target in params.target]
+        loads = [(target, plain(evidence.lint_loads.get(target, ""))) for target in self.target]
         counts = Counter(finding.severity for _, finding in found)
         return verdict(
             "fail" if wrong else "pass",
@@ -92,4 +86,4 @@ class LintCheck:
         )
 
 
-check = LintCheck()
+check = LintCheck

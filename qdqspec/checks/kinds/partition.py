@@ -17,9 +17,10 @@ _LISTED = 20  # most nodes on the CPU that are named
 _ADVICE = "Change the pairs around the nodes that are listed, or leave these nodes in float; `qdqspec lint` says why."
 
 
-class PartitionParams(CheckParams):
+class PartitionCheck(CheckParams):
     """Limits on nodes that leave the device, and on those that run there in float."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
     kind: Literal["partition"]
     max_cpu_nodes: Annotated[Whole, Field(ge=0)] | None = Field(
         None, description="Most nodes on the CPU, without pairs of inputs, outputs and constants."
@@ -37,18 +38,11 @@ class PartitionParams(CheckParams):
         require_a_limit(self, "max_cpu_nodes", "max_partitions", "min_integer", "forbid_cpu")
         return self
 
-
-class PartitionCheck:
-    """Judges the kernels of one build by their places and types."""
-
-    Params: ClassVar[type[CheckParams]] = PartitionParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"builds"})
-
-    def requests(self, _: PartitionParams) -> tuple[Request, ...]:
+    def requests(self) -> tuple[Request, ...]:
         """One build by the case's backend."""
         return (BuildRequest(),)
 
-    def judge(self, params: PartitionParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if all limits hold; inconclusive where the runtime does not tell where nodes run."""
         build = evidence.builds.get(BuildRequest().key)
         if build is None or not (build.refused or any(layer.place for layer in build.layers)):
@@ -62,16 +56,16 @@ class PartitionCheck:
         on_cpu, on_device = count_text(len(away), "node"), count_text(parts, "part")
         broken = [f"refused: {plain(build.refused, 300)}"] if build.refused else []
         broken += [
-            f"{op} on the CPU: {plain(name, 60)}" for name, op in away.items() if op in params.forbid_cpu
+            f"{op} on the CPU: {plain(name, 60)}" for name, op in away.items() if op in self.forbid_cpu
         ]
         ops = Counter(build.ops.values())
-        for op, least in params.min_integer.items():
+        for op, least in self.min_integer.items():
             if integers[op] < (wanted := ops[op] if least == "all" else least):
                 broken.append(f"{integers[op]} of {ops[op]} {op} in integers, fewer than {wanted}")
-        if params.max_cpu_nodes is not None and len(away) > params.max_cpu_nodes:
-            broken.append(f"{on_cpu} on the CPU, more than {params.max_cpu_nodes}")
-        if params.max_partitions is not None and parts > params.max_partitions:
-            broken.append(f"{on_device} on the device, more than {params.max_partitions}")
+        if self.max_cpu_nodes is not None and len(away) > self.max_cpu_nodes:
+            broken.append(f"{on_cpu} on the CPU, more than {self.max_cpu_nodes}")
+        if self.max_partitions is not None and parts > self.max_partitions:
+            broken.append(f"{on_device} on the device, more than {self.max_partitions}")
         cpu, rows = Counter(away.values()), []
         for op in sorted(ops.keys() - {"QuantizeLinear", "DequantizeLinear"}):
             counts = (integers[op], max(0, ops[op] - integers[op] - cpu[op]), cpu[op])
@@ -89,4 +83,4 @@ class PartitionCheck:
         )
 
 
-check = PartitionCheck()
+check = PartitionCheck

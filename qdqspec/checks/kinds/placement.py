@@ -30,21 +30,16 @@ Least: TypeAlias = Annotated[
     ),
 ]
 Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
-Needed: TypeAlias = Annotated[
-    Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")],
-    Discriminator(lambda value: "counted" if isinstance(value, dict) else "name"),
-]
-Needs: TypeAlias = Annotated[  # ``{Conv: all, MatMul: 2}`` is short for a list of both
-    tuple[Needed, ...],
-    short_form(
-        dict, lambda part: [{name: part[name]} for name in part], Counted | tuple[Entry | Counted, ...]
-    ),
+Needed: TypeAlias = Annotated[Counted, short_form(str, lambda name: {name: 1}, Entry | Counted)]
+Needs: TypeAlias = Annotated[
+    tuple[Needed, ...], short_form(dict, lambda part: [part], Counted | tuple[Entry | Counted, ...])
 ]
 
 
-class PlacementParams(CheckParams):
+class PlacementCheck(CheckParams):
     """Required and forbidden quantized nodes, and the number of activation pairs."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"placement"})
     kind: Literal["placement"]
     require: Needs = Field(
         (),
@@ -65,31 +60,21 @@ class PlacementParams(CheckParams):
         return self
 
     @property
-    def needs(self) -> list[tuple[str, int | str]]:
+    def required(self) -> list[tuple[str, int | str]]:
         """Each required entry, with the least number of its nodes, or ``all``."""
-        parts: list[dict[str, int | str]] = [
-            {**entry} if isinstance(entry, dict) else {entry: 1} for entry in self.require
-        ]
-        return [(name, least) for part in parts for name, least in part.items()]
+        return [(name, least) for part in self.require for name, least in part.items()]
 
-
-class PlacementCheck:
-    """Judges the pairs of the selected model, in names of the model without Q/DQ."""
-
-    Params: ClassVar[type[CheckParams]] = PlacementParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"placement"})
-
-    def judge(self, params: PlacementParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
-        if (params.require or params.forbid) and not evidence.node_ops:
+        if (self.require or self.forbid) and not evidence.node_ops:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
         pairs = sum(not pair.site.weight for pair in evidence.pairs)
         counted = count_text(pairs, "activation pair")
-        rules = _judge_entries(params, evidence)
-        if (most := params.max_pairs) is not None:
+        rules = _judge_entries(self, evidence)
+        if (most := self.max_pairs) is not None:
             row = (f"max_pairs {most}", counted)
             rules.append(LimitResult(f"{counted} > {most} allowed", pairs <= most, row))
-        if (least := params.min_pairs) is not None:
+        if (least := self.min_pairs) is not None:
             row = (f"min_pairs {least}", counted)
             rules.append(LimitResult(f"{counted} < {least} asked", pairs >= least, row))
         broken = [rule for rule in rules if not rule.holds]
@@ -97,7 +82,7 @@ class PlacementCheck:
         headline = f"{counted}{alone}: {count_text(len(rules), 'rule')} held"
         # an operator that the model lacks is one of a rule for several models; a name that no node has may be misspelt
         if names := [
-            each for each in params.forbid if not each.isidentifier() and not _match_nodes(each, evidence)
+            each for each in self.forbid if not each.isidentifier() and not _match_nodes(each, evidence)
         ]:
             headline += f"; no node has the forbidden name {plain(names[0], 30)}"
         if broken:
@@ -112,14 +97,14 @@ class PlacementCheck:
                 rows=tuple((*rule.row, "pass" if rule.holds else "fail") for rule in rules),
             ),
             numbers={"pairs": pairs, "weights": len(evidence.pairs) - pairs},
-            advice=_advice(params, evidence, broken),
+            advice=_advice(self, evidence, broken),
         )
 
 
-def _judge_entries(params: PlacementParams, evidence: Evidence) -> list[LimitResult]:
+def _judge_entries(params: PlacementCheck, evidence: Evidence) -> list[LimitResult]:
     quantized = {end.node for pair in evidence.pairs for end in pair.site.consumers}
     rules = []
-    for entry, least in params.needs:
+    for entry, least in params.required:
         nodes = _match_nodes(entry, evidence)
         hit = [node for node in nodes if node in quantized]
         asked = "" if least == 1 else f", {least} asked" if nodes else ""
@@ -147,9 +132,9 @@ def _found_text(hit: list[str], nodes: list[str]) -> str:
     return f"{len(hit)} of {count_text(len(nodes), 'node')} quantized" if nodes else "no such node"
 
 
-def _advice(params: PlacementParams, evidence: Evidence, broken: list[LimitResult]) -> str:
+def _advice(params: PlacementCheck, evidence: Evidence, broken: list[LimitResult]) -> str:
     known = tuple({*evidence.node_ops.values(), *evidence.node_ops})
-    for entry, _ in params.needs:
+    for entry, _ in params.required:
         if not _match_nodes(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
@@ -165,4 +150,4 @@ def _advice(params: PlacementParams, evidence: Evidence, broken: list[LimitResul
     return "Set the same restriction in patterns (allow, deny, nodes.exclude), so that the search meets it."
 
 
-check = PlacementCheck()
+check = PlacementCheck

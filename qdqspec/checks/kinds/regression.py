@@ -27,9 +27,10 @@ _LONG = 30  # characters of a file's name
 _REASON_WIDTH = WIDTH - len("the baseline is not comparable: ")
 
 
-class RegressionParams(CheckParams):
+class RegressionCheck(CheckParams):
     """The largest slowdown of a model against its baseline."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
     kind: Literal["regression"]
     max: Annotated[Fraction, Field(gt=0, lt=1)] = Field(
         0.05,
@@ -41,20 +42,13 @@ class RegressionParams(CheckParams):
         """The entry of ``Evidence.regression``, and of the baseline file."""
         return self.id or ENTRY
 
-
-class RegressionCheck:
-    """Compares ratios, never milliseconds: reference and tuned model were interleaved in both runs."""
-
-    Params: ClassVar[type[CheckParams]] = RegressionParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
-
-    def requests(self, params: RegressionParams) -> tuple[Request, ...]:
+    def requests(self) -> tuple[Request, ...]:
         """The comparison with the entry of the check."""
-        return (BaselineRequest(key=params.evidence_key, allowed=params.max),)
+        return (BaselineRequest(key=self.evidence_key, allowed=self.max),)
 
-    def judge(self, params: RegressionParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
-        found = evidence.regression.get(params.evidence_key)
+        found = evidence.regression.get(self.evidence_key)
         if found is None:
             return untimed("ratio", evidence)
         if found.state == "written":
@@ -68,18 +62,18 @@ class RegressionCheck:
         change, baseline, ratio = found.change, found.baseline, found.ratio
         if change is None or baseline is None or ratio is None:
             return _judge_without_baseline(found, evidence)
-        outcome = judge_change(change, params.max)
-        headline, advice = _conclude(params, evidence, found, change, outcome)
+        outcome = judge_change(change, self.max)
+        headline, advice = _conclude(self.max, evidence, found, change, outcome)
         ranks = change.ranks
         growth = (
             percent_text(change.builds.median - 1),
             _bounds_text(change.builds),
             _bounds_text(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
-            f"at most {percent_text(params.max)}",
+            f"at most {percent_text(self.max)}",
             outcome,
         )
         taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
-        stale = f"Renew it: {found.command}" if is_stale(change, params.max) else ""
+        stale = f"Renew it: {found.command}" if is_stale(change, self.max) else ""
         return verdict(
             outcome,
             headline,
@@ -109,7 +103,7 @@ class RegressionCheck:
                 "change": change.builds.median - 1,
                 "low": change.builds.low - 1,
                 "high": change.builds.high - 1,
-                "max": params.max,
+                "max": self.max,
                 "p_value": change.p_value,
                 "reference": change.reference - 1,
                 "looks": float(found.looks),
@@ -119,18 +113,14 @@ class RegressionCheck:
 
 
 def _conclude(
-    params: RegressionParams,
-    evidence: Evidence,
-    found: RegressionEvidence,
-    change: TimeChange,
-    outcome: Outcome,
+    allowance: float, evidence: Evidence, found: RegressionEvidence, change: TimeChange, outcome: Outcome
 ) -> tuple[str, str]:
     """Headline and advice for a change."""
-    share, allowed = share_text(abs(change.builds.median - 1)), f"allowed {share_text(params.max)}"
+    share, allowed = share_text(abs(change.builds.median - 1)), f"allowed {share_text(allowance)}"
     is_equal, bounds = share == share_text(0), f"95 %: {_bounds_text(change.builds)}"
     moved = "as fast" if is_equal else f"{share} {'faster' if change.builds.median < 1 else 'slower'}"
     against = f"{moved} {'as' if is_equal else 'than'} the baseline ({bounds})"
-    if is_stale(change, params.max):
+    if is_stale(change, allowance):
         return f"{against}: it is stale", ""
     if outcome == "inconclusive" and conditions_effect(change) > 1:
         other = f"the reference took {percent_text(change.reference - 1)} too: other conditions"
@@ -202,4 +192,4 @@ def _judge_without_baseline(found: RegressionEvidence, evidence: Evidence) -> Ve
     )
 
 
-check = RegressionCheck()
+check = RegressionCheck

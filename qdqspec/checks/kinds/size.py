@@ -19,9 +19,10 @@ from qdqspec.spec import Positive
 from qdqspec.types import Evidence, EvidenceKind, Verdict
 
 
-class SizeParams(CheckParams):
+class SizeCheck(CheckParams):
     """The largest size of the tuned model's file, external data included."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
     kind: Literal["size"]
     max_bytes: Annotated[ByteSize, Field(gt=0)] | None = Field(
         None, description="Largest size of the model: a number of bytes, or with a unit, such as 4MiB."
@@ -35,14 +36,7 @@ class SizeParams(CheckParams):
         require_a_limit(self, "max_bytes", "max_ratio")
         return self
 
-
-class SizeCheck:
-    """Compares the tuned model's bytes with a limit, or with the reference's."""
-
-    Params: ClassVar[type[CheckParams]] = SizeParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
-
-    def judge(self, params: SizeParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds."""
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:
@@ -55,8 +49,8 @@ class SizeCheck:
         ratio, of_reference = tuned / reference, " of the reference's size"
         limits = []
         for name, value, most, text, exact, what in (
-            ("size", tuned, params.max_bytes, size_text, "{} B", ""),
-            ("of the reference", ratio, params.max_ratio, ratio_text, "{:.5f}", of_reference),
+            ("size", tuned, self.max_bytes, size_text, "{} B", ""),
+            ("of the reference", ratio, self.max_ratio, ratio_text, "{:.5f}", of_reference),
         ):
             if most is not None:
                 shown, allowed = text(value), text(most)
@@ -71,4 +65,4 @@ class SizeCheck:
         )
 
 
-check = SizeCheck()
+check = SizeCheck

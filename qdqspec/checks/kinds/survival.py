@@ -19,9 +19,10 @@ _LOST_ADVICE = (
 )
 
 
-class SurvivalParams(CheckParams):
+class SurvivalCheck(CheckParams):
     """Optimizers after which every Q/DQ pair must be present, or part of an integer kernel."""
 
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
     kind: Literal["survival"]
     through: tuple[OptimizerName, ...] = Field(  # min_length would count a misspelt name as missing
         description="Optimizers that are run on the tuned model; onnxslim and onnxscript only if they are installed.",
@@ -38,22 +39,15 @@ class SurvivalParams(CheckParams):
             raise ValueError(f"{', '.join(sorted(twice))}: named twice")
         return through
 
-
-class SurvivalCheck:
-    """Finds pairs that an optimizer removed, so that a float kernel runs instead of an integer one."""
-
-    Params: ClassVar[type[CheckParams]] = SurvivalParams
-    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
-
-    def requests(self, params: SurvivalParams) -> tuple[Request, ...]:
+    def requests(self) -> tuple[Request, ...]:
         """The surviving pairs for each optimizer."""
-        return tuple(SurvivalRequest(optimizer=name) for name in params.through)
+        return tuple(SurvivalRequest(optimizer=name) for name in self.through)
 
-    def judge(self, params: SurvivalParams, evidence: Evidence) -> Verdict:
+    def judge(self, evidence: Evidence) -> Verdict:
         """Fail if an optimizer lost a pair; inconclusive if one could not be run, or was not."""
-        found = [evidence.survival[name] for name in params.through if name in evidence.survival]
-        if len(found) < len(params.through):
-            missing = next(name for name in params.through if name not in evidence.survival)
+        found = [evidence.survival[name] for name in self.through if name in evidence.survival]
+        if len(found) < len(self.through):
+            missing = next(name for name in self.through if name not in evidence.survival)
             return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
         lost = [result for result in found if result.lost]
         untried = [result for result in found if result.error]
@@ -93,4 +87,4 @@ class SurvivalCheck:
         )
 
 
-check = SurvivalCheck()
+check = SurvivalCheck

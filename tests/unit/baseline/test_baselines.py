@@ -167,11 +167,15 @@ NOW = Conditions(
     scheme="0123",
     environment={"onnxruntime": "1.31.1", "cpu": "Sample"},
 )
-KNOWN = entry_of(1, clock="cpu", rules=dict(NOW.rules), environment=dict(NOW.environment))
+KNOWN = entry_of(1, clock="cpu", rules=NOW.rules, environment=NOW.environment)
+
+
+def changed_conditions(**fields: object) -> Conditions:
+    return NOW.model_copy(update=fields)
 
 
 def with_case(**fields: object) -> Conditions:
-    return replace(NOW, rules=rules_of(replace(CASE, **fields)))
+    return changed_conditions(rules=rules_of(replace(CASE, **fields)))
 
 
 SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
@@ -180,8 +184,8 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (replace(NOW, model_sha256="b" * 64), "model was aaaaaaaaaaaa, is bbbbbbbbbbbb"),
-        (replace(NOW, clock="wall"), "clock was cpu, is wall"),
+        (changed_conditions(model_sha256="b" * 64), "model was aaaaaaaaaaaa, is bbbbbbbbbbbb"),
+        (changed_conditions(clock="wall"), "clock was cpu, is wall"),
         (with_case(quantize=QuantizeRules(format="fp8")), "quantize.format was int8, is fp8"),
         (with_case(patterns=PatternRules(deny=("Softmax",))), "patterns.deny was empty, is Softmax"),
         (with_case(tune=TuneRules(min_sqnr_db=30.0)), "tune.min_sqnr_db was 20.0, is 30.0"),
@@ -198,7 +202,7 @@ def test_other_conditions_are_refused_with_the_reason(now: Conditions, words: st
     "now",
     [
         with_case(tune=TuneRules(trials=3), title="another title"),
-        replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"}),  # missing in an older entry
+        changed_conditions(rules={**NOW.rules, "quantize.rounding": "even"}),  # missing in an older entry
     ],
 )
 def test_conditions_without_effect_on_the_ratio_are_no_difference(now: Conditions) -> None:
@@ -208,7 +212,7 @@ def test_conditions_without_effect_on_the_ratio_are_no_difference(now: Condition
 
 def test_a_changed_environment_is_reported_but_not_refused() -> None:
     environment = {"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
-    now = replace(NOW, scheme="4567", environment=environment)
+    now = changed_conditions(scheme="4567", environment=environment)
     assert why_incomparable(KNOWN, now) == ""
     assert differences(KNOWN, now) == (
         "placement: was 0123, is 4567",

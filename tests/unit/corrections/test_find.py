@@ -15,9 +15,9 @@ from onnx_text import model_of, outputs_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.equalization import WeightSteps, chosen_equalizations
+from qdqspec.accuracy.corrections.equalization import chosen_equalizations
 from qdqspec.accuracy.corrections.find import is_gain
-from qdqspec.accuracy.corrections.ranges import widened
+from qdqspec.accuracy.corrections.numbers import widened
 from qdqspec.accuracy.evaluator import Powers
 from qdqspec.app.preparation.files import write_placement
 from qdqspec.app.preparation.prepare import Prepared
@@ -177,9 +177,10 @@ def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_equalized_channels_have_similar_ranges(per_channel: bool) -> None:
     model = with_factors(image_model(3, ["relu"], "conv"))
-    steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"} if per_channel else ()))
-    found = chosen_equalizations(model, find_chains(model), steps, lambda each: observed(model, each))
-    ((_, change),) = found
+    weights = {"c0", "c2"} if per_channel else ()
+    ((_, change),) = chosen_equalizations(
+        model, find_chains(model), lambda each: observed(model, each), per_channel=weights, saturates=False
+    )
 
     def spread(which: Model) -> float:
         largest = np.max([values["t1"].max(axis=(0, 2, 3)) for values in observed(which, ["t1"])], axis=0)
@@ -194,8 +195,9 @@ def test_extremes_of_few_samples_alone_do_not_change_factors() -> None:
     model = image_model(3, ["relu"], "conv", channels=64)
     random = np.random.default_rng(0)
     values = [random.standard_t(3, (1, 64, 6, 6)).astype(np.float32) for _ in range(8)]
-    steps = WeightSteps(steps=127, per_channel=frozenset({"c0", "c2"}))
-    assert chosen_equalizations(model, find_chains(model), steps, lambda _: [{"t1": v} for v in values]) == []
+    seen = [{"t1": each} for each in values]
+    chains, weights = find_chains(model), {"c0", "c2"}
+    assert chosen_equalizations(model, chains, lambda _: seen, per_channel=weights, saturates=False) == []
 
 
 WIDTH = 16

@@ -15,8 +15,8 @@ from onnx_text import outputs_of, parsed
 from written_cases import digits_case, normal
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.corrections.bias import Means, bias_shift, observed_means
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
+from qdqspec.accuracy.corrections.numbers import bias_shift, observed_means
 from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed_limits
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
@@ -117,7 +117,7 @@ def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
     params = weight_params(weight, number_format("int8"), 0)
     integers = quantize(weight, params)
     mean = np.array([[1.0, 0.0]], np.float32)
-    fit, other = Means(mean, mean), Means(-mean, -mean)
+    fit, other = np.array([mean, mean]), np.array([-mean, -mean])
     assert bias_shift(layer, weight, params, integers, fit, fit) is not None
     assert bias_shift(layer, weight, params, integers, fit, other) is None
 
@@ -246,7 +246,7 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
     model = parsed(LSTM, w=skewed(random, 2, 16, 6), r=skewed(random, 2, 16, 4))
     hidden = Site(tensor="r", consumers=(Consumer("n", 2),), format="int8", axis=0, weight=True)
     sites = [replace(SITE, axis=0), hidden]
-    assert find_layers(model, sites, recurrent=True)["r"].source == "y"
+    assert find_layers(model, sites)["r"].source == "y"
     x, y = skewed(random, 5, 2, 6), np.tanh(skewed(random, 5, 2, 2, 4))
     # Values that are quantized together, (direction, row, column).
     runs = {"w": [np.stack([x.reshape(-1, 6)] * 2)], "r": list(y)}

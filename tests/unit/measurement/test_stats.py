@@ -282,7 +282,6 @@ def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
     found = ratio_times(latency)
     assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
     assert found.reference == ((6.0, 6.0), (6.0, 6.0))
-    assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))
 
 
 def test_the_change_of_the_reference_time_is_reported_with_that_of_the_ratio() -> None:

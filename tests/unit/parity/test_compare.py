@@ -21,7 +21,7 @@ from qdqspec.accuracy.compare import (
     typical_of,
 )
 from qdqspec.accuracy.notes import NO_SIGNAL, number_notes
-from qdqspec.checks.kinds.parity import comparison_sections
+from qdqspec.checks.parity_text import comparison_sections
 from qdqspec.errors import DataError
 from qdqspec.types import TensorParity, TopK
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from qdqspec.accuracy.data import open_data
-from qdqspec.accuracy.evaluator import MOST_DB, SAMPLES, Evaluator, Offset
+from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
 from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.types import EXACT_DB
 from tests.support.lab import placement
 
 
@@ -39,7 +40,7 @@ def brighter(more: int) -> Computed:
 def test_integers_are_judged_if_no_output_is_a_float() -> None:
     judge = Evaluator([{"x": np.full((4, 4), 200)}], lambda: brighter(0))
     assert judge(brighter(2)) == pytest.approx(40)
-    assert judge(brighter(0)) == MOST_DB
+    assert judge(brighter(0)) == EXACT_DB
 
 
 def test_samples_that_fill_up_the_last_batch_do_not_count(tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_other_values_where_the_reference_is_not_finite_are_below_each_limit(
     given: tuple[float, ...],
 ) -> None:
     judge = Evaluator([{}], lambda: Computed(lambda _: {"y": np.array(given)}))
-    assert judge(Computed(lambda _: {"y": np.array(given)})) == MOST_DB
-    assert judge(Computed(lambda _: {"y": np.nan_to_num(given)})) == -MOST_DB
+    assert judge(Computed(lambda _: {"y": np.array(given)})) == EXACT_DB
+    assert judge(Computed(lambda _: {"y": np.nan_to_num(given)})) == -EXACT_DB
 
 
 def drawn(db: float) -> Computed:

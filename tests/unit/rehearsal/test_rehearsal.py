@@ -12,7 +12,7 @@ from random_models import ranges_for
 from rehearsing import built_outputs, rehearsal_of, summed_db, summed_noise
 from written_cases import normal
 
-from qdqspec.accuracy.rehearsal import RehearsalRefusedError, find_sensitivities, guiding_outputs
+from qdqspec.accuracy.rehearsal import RehearsalRefusedError, find_sensitivities, guiding_outputs, label_noise
 from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
@@ -150,12 +150,12 @@ def test_noise_measured_after_a_cut_equals_that_of_the_whole_model(segments: int
     with rehearsal_of(model, all_sites(model), numbers, *feeds, processes=processes) as rehearsal:
         found = find_sensitivities(rehearsal, segments=segments, first=4)
         expected = [rehearsal.error(placed(site)).guiding_db for site in rehearsal.switches]
-        summed = [summed_db(found, placed(site)) for site in rehearsal.switches]
+        summed = [summed_db(rehearsal, found, placed(site)) for site in rehearsal.switches]
         assert summed == pytest.approx(expected, abs=0.05)
-    assert found.guides == ("j", "y", "z")
-    late = next(number for number, site in enumerate(found.switches) if site.tensor == "g")
-    assert found.noise[late, 0] == 0
-    assert found.noise[late, 1] > 0
+        late = next(number for number, site in enumerate(rehearsal.switches) if site.tensor == "g")
+    assert found.shape[1] == 3
+    assert found[late, 0] == 0
+    assert found[late, 1] > 0
 
 
 def test_each_label_of_a_unit_has_the_noise_of_its_pairs(models: Path) -> None:
@@ -165,13 +165,13 @@ def test_each_label_of_a_unit_has_the_noise_of_its_pairs(models: Path) -> None:
     feed = {"input": np.random.default_rng(0).random((2, 1, 16, 16), np.float32)}
     with rehearsal_of(model, sites_of(space), numbers, feed) as rehearsal:
         found = find_sensitivities(rehearsal)
-        labels = found.by_label(space)
+        labels = label_noise(rehearsal, found, space)
         assert labels.keys() >= {(unit.id, unit.full) for unit in space.units}
         unit = space.units[0]
         alone = rehearsal.error(space.resolve({unit.id: unit.full})).guiding_db
     assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
     everything = space.everything()
-    together = summed_noise(found, space.resolve(everything))
+    together = summed_noise(rehearsal, found, space.resolve(everything))
     parts = {part for choice in everything.items() for part in labels.parts[choice]}
     assert labels.power_of(parts) == pytest.approx(together)  # tensors between units are there once, ...
     assert together < 0.9 * sum(labels[choice] for choice in everything.items())  # ... in the sum twice

@@ -245,10 +245,7 @@ def test_figures_of_earlier_baselines_and_of_other_devices_are_in_the_evidence(b
     ]
 
 
-def test_first_runs_are_judged_if_the_baseline_has_them(bench: Bench) -> None:
-    """Earlier versions wrote no first runs."""
-    bench.renew(Machine())
-    assert bench.verdict(bench.found(Machine(seed=1, first=0.8))).outcome == "pass"
+def test_first_runs_are_judged_too(bench: Bench) -> None:
     bench.renew(Machine(first=0.6))
     found = bench.found(Machine(seed=1, first=0.8))
     assert bench.verdict(found).outcome == "fail"
