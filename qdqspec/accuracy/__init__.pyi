@@ -66,7 +66,6 @@ from .shapes import (
     shape_profiles as shape_profiles,  # the profiles of a case including its batch
     shapes_text as shapes_text,  # shapes as text
     spans_of as spans_of,  # the smallest and the largest finite value of each input in all feeds
-    with_named_dimensions as with_named_dimensions,  # shapes by dimensions with a name that is known
 )
 from .sources import (
     all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat
 from math import prod
@@ -15,8 +14,8 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.shapes import InputSpec, lookups, with_named_dimensions
-from qdqspec.accuracy.sources import LABELS, Arrays, Member, as_samples, place_of, read_arrays
+from qdqspec.accuracy.shapes import InputSpec, lookups
+from qdqspec.accuracy.sources import LABELS, Arrays, Member, place_of, read_arrays
 from qdqspec.errors import DataError
 from qdqspec.graph import Model, allows, is_faithful, shape_text
 from qdqspec.types import DataSource, Inputs, InputShape
@@ -28,38 +27,59 @@ _MOST_LABELS = 1 << 31  # bytes; labels are held in memory
 class Dataset:
     """Samples of one file, or of several in order of name.
 
-    ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
-    feed is filled up with the first samples. ``labels`` are the samples' labels, in order; of feeds that are whole
-    batches as many as ``rows`` has for each. ``ignored`` are arrays for no input.
+    ``len`` counts feeds, and ``rows`` are the samples of each. Samples are stacked to feeds of ``batch`` samples, the
+    last of which is filled up with the first samples; of whole batches ``batch`` is 1. ``labels`` are those of the
+    samples, in order. ``ignored`` are arrays for no input.
     """
 
     path: Path
-    samples: int
     batch: int
+    rows: tuple[int, ...]
     labels: Array | None
     notes: tuple[str, ...]
-    rows: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
-    _columns: tuple[_Column, ...]
+    _files: list[Arrays]
+    _inputs: Mapping[str, InputSpec]
+    _groups: Mapping[str, int]  # samples of an input in a feed, if they are stacked
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Feed]:
-        names = [column.name for column in self._columns]
-        for feeds in zip(*(column.feeds() for column in self._columns), strict=True):
-            yield dict(zip(names, feeds, strict=True))
+        endless = {name: chain.from_iterable(map(self._read, repeat(name))) for name in self._inputs}
+        for _ in self.rows:
+            yield {
+                name: np.stack([*islice(rows, self._groups[name])]) if name in self._groups else next(rows)
+                for name, rows in endless.items()
+            }
 
-    def without_fill(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs or outputs of a feed, by its number, without the samples that only fill up the last one.
+    def _read(self, name: str) -> Iterator[Array]:
+        """The samples of an input, as its type. Raises `DataError` for values that it cannot have."""
+        spec = self._inputs[name]
+        for members in self._files:
+            for index, row in enumerate(members[name].rows()):
+                with np.errstate(over="ignore"):
+                    cast = row.astype(spec.dtype)
+                if not is_faithful(row, cast):
+                    raise DataError(
+                        f"array '{name}' holds NaN or a value outside {spec.dtype} in sample {index}",
+                        where=members[name].file,
+                        cure="take the sample out, or look at how it was made",
+                    )
+                size, indices = spec.rows, cast if spec.rows is None else cast.astype(np.int64)
+                if size is not None and (wrong := indices[(indices < -size) | (indices >= size)]).size:
+                    raise DataError(
+                        f"array '{name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in "
+                        f"a table of {size} rows",
+                        where=members[name].file,
+                        cure="make the data with the tokenizer, or the numbering, of this model",
+                    )
+                yield cast
 
-        Arrays that are not divided by samples are kept whole.
-        """
-        left = self.samples - number * self.batch
-        return {
-            name: array[:left] if left < self.batch and array.ndim and len(array) == self.batch else array
-            for name, array in arrays.items()
-        }
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return sum(self.rows)
 
     def require_labels(self) -> Array:
         """The labels. Raises `DataError` if the file has none."""
@@ -74,56 +94,53 @@ class Dataset:
 
     def labels_of(self, feeds: int) -> Array:
         """The labels of the first feeds. Raises `DataError` if the file has none."""
-        return self.require_labels()[: sum(self.rows[:feeds]) if self.rows else feeds * self.batch]
+        return self.require_labels()[: sum(self.rows[:feeds])]
 
     def doubts(self) -> Iterator[str]:
         """Reasons why ranges from this data may not be those of real inputs."""
         if self.samples == 1:
             yield "it is a single sample, and ranges taken from one sample clip others"
-        for column in self._columns:
-            if not np.issubdtype(column.spec.dtype, np.floating) or not column.spec.shape:
+        for name, spec in self._inputs.items():
+            if not np.issubdtype(spec.dtype, np.floating) or not spec.shape:
                 continue
-            rows = chain.from_iterable(member.rows() for member in column.members)
+            rows = chain.from_iterable(members[name].rows() for members in self._files)
             first = next(rows)
             if all(row.size and (row == first.flat[0]).all() for row in chain([first], rows)):
                 value = f"{float(first.flat[0]):g}"
-                yield f"every value of '{column.name}' is {value}, so that no range can be taken from it"
+                yield f"every value of '{name}' is {value}, so that no range can be taken from it"
 
 
 def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     """The inputs of a case, with shapes from its data where the model does not fix them and none is declared.
 
     Where the shapes of samples differ, the range is that of all samples, and the shape that is timed is that of the
-    file with samples of median size, of calibration data if there is some. Inputs that share named dimensions with
-    these follow them. Raises `DataError` if the data has no array for an input, or one that cannot be the input.
+    file with samples of median size, of calibration data if there is some. Raises `DataError` if the data has no array
+    for an input, or one that cannot be the input.
     """
-    source = inputs.calibration or inputs.evaluation
+    sources = [source for source in (inputs.calibration, inputs.evaluation) if source is not None]
     declared = inputs.profiles[0].shapes
-    free = [name for name in model.inputs if name not in declared and name not in inputs.values]
-    own = {name: shape for name in free if (shape := model.shape(name))}
+    own = {name: model.shape(name) or () for name in model.inputs if name not in {*declared, *inputs.values}}
     open_inputs = {name: shape for name, shape in own.items() if not all(shape)}
-    if source is None or not open_inputs:
-        return with_named_dimensions(model, inputs)
+    if not sources or not open_inputs:
+        return inputs
     needed = [name for name in model.inputs if name not in inputs.values]
-    is_needed = any(not all(shape[1:]) or shape == (None,) for shape in open_inputs.values())
-    reported_later = () if is_needed else (DataError,)  # when the data is opened
-    with suppress(*reported_later):
-        files = [_shapes_in(members, open_inputs) for members in read_arrays(source, needed)]
-        usual = sorted(files, key=lambda shapes: sum(map(prod, shapes.values())))[len(files) // 2]
-        if inputs.calibration and inputs.evaluation:
-            with suppress(DataError):
-                files += [
-                    _shapes_in(members, open_inputs) for members in read_arrays(inputs.evaluation, needed)
-                ]
-        fixed = {}
-        for name in dict.fromkeys(chain.from_iterable(files)):
-            found = [shapes[name] for shapes in files if name in shapes]
+    try:
+        files = [
+            [_shapes_in(each, open_inputs) for each in read_arrays(source, needed)] for source in sources
+        ]
+    except DataError:
+        if any(not all(shape[1:]) or shape == (None,) for shape in open_inputs.values()):
+            raise
+        return inputs  # the error is raised when the data is opened
+    usual = sorted(files[0], key=lambda shapes: sum(map(prod, shapes.values())))[len(files[0]) // 2]
+    fixed = {}
+    for name in open_inputs:
+        if found := [shapes[name] for shapes in chain.from_iterable(files) if name in shapes]:
             opt = usual.get(name, (1, *found[0][1:]))  # calibration data is stacked
             sizes = [*zip(opt, *found, strict=True)]
             fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=opt, max=tuple(map(max, sizes)))
-        profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
-        inputs = replace(inputs, profiles=tuple(profiles))
-    return with_named_dimensions(model, inputs)
+    profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
+    return replace(inputs, profiles=tuple(profiles))
 
 
 def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
@@ -132,17 +149,16 @@ def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) ->
     Samples that are stacked do not determine the leading dimension. Raises `DataError` for a shape that the model does
     not take.
     """
-    _check_names(members, inputs)
-    found = {}
+    arrays, found = _require(members, {name: len(own) for name, own in inputs.items()}), {}
     for name, own in inputs.items():
-        sample = as_samples(members[name], len(own)).shape[1:]
+        sample = arrays[name].shape[1:]
         takes = tuple(None if dim is not None and dim < 0 else dim for dim in own)
         is_whole = len(sample) == len(own)
         if not is_whole and len(own) > 1 and all(own[1:]):
             continue
         found[name] = (takes[0] or sample[0], *sample[1:]) if is_whole else (1, *sample)
         if not allows((None, *takes[1:]), found[name]):
-            raise _wrong_shape(name, takes, members[name])
+            raise _wrong_shape(name, takes, arrays[name])
     return found
 
 
@@ -158,64 +174,70 @@ def open_data(
     for anything else; NaN, and values outside the type of the input, are detected while the samples are read.
     """
     path = place_of(source)
-    files = read_arrays(source, inputs)
-    for members in files:
-        _check_names(members, inputs)
-    files = _in_samples(files, inputs)
-    columns = tuple(
-        _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
-    )
-    if not columns:
+    ranks = {name: len(spec.shape) for name, spec in inputs.items()}
+    files = _in_samples([_require(members, ranks) for members in read_arrays(source, inputs)], inputs)
+    if not inputs:
         raise DataError("the model has no inputs, so it needs no data", where=path)
-    if empty := [column.name for column in columns if not column.rows]:
+    groups = {name: spec.shape[0] for name, spec in inputs.items() if _are_stacked(name, spec, files)}
+    counts = {name: sum(members[name].shape[0] for members in files) for name in inputs}
+    if empty := [name for name, count in counts.items() if not count]:
         raise DataError(f"array '{empty[0]}' has no samples", where=path, cure="give it at least one")
-    stacked = {column.rows for column in columns if column.stacked}
-    if len(set(map(len, columns))) > 1 or len(stacked) > 1:
-        listed = ", ".join(f"'{column.name}' {column.rows}" for column in columns)
+    feeds = {-(-count // groups.get(name, 1)) for name, count in counts.items()}
+    if len(feeds) > 1 or len({counts[name] for name in groups}) > 1:
+        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
         what = f"arrays have unequal numbers of samples: {listed}"
         raise DataError(what, where=path, cure="give every array one entry a sample")
-    largest = max(columns, key=lambda column: column.group)  # others may be whole inputs, one for each batch
-    rows, batch = largest.rows, largest.group
+    batch = max([1, *groups.values()])  # others may be whole inputs, one for each batch
+    samples = next((counts[name] for name in groups), *feeds)
+    rows = tuple(min(batch, samples - first) for first in range(0, samples, batch))
     known = {*inputs, LABELS, *fixed}
     ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
     notes = []
-    if rest := rows % batch:
+    if rows[-1] < batch:
         notes.append(
-            f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
-            f"{count_text(batch - rest, 'repeated sample')}"
+            f"{count_text(samples, 'sample')} do not fill batches of {batch}: the last one is filled up with "
+            f"{count_text(batch - rows[-1], 'repeated sample')}"
         )
-    for column in columns:
-        if np.issubdtype(column.spec.dtype, np.floating):
-            notes += [
-                f"array '{column.name}' is {dtype} and is given to the model as {column.spec.dtype}, unscaled"
-                for dtype in sorted({str(m.dtype) for m in column.members if m.dtype.kind in "iu"})
-            ]
+    for name, spec in inputs.items():
+        dtypes = {members[name].dtype for members in files} if np.issubdtype(spec.dtype, np.floating) else ()
+        notes += [
+            f"array '{name}' is {dtype} and is given to the model as {spec.dtype}, unscaled"
+            for dtype in sorted(map(str, (dtype for dtype in dtypes if dtype.kind in "iu")))
+        ]
     if labelled and len(files) > 1 and sum(LABELS in members for members in files) == 1:
         names = [next(members[name] for name in inputs).file.name for members in files]
-        if later := [two for one, two in pairwise(names) if _by_number(one) > _by_number(two)]:
-            first = names[names.index(later[0]) - 1]
-            notes.append(
-                f"files are read in order of name, {later[0]} after {first}: labels must be in this order"
-            )
+        notes += [
+            f"files are read in order of name, {later} after {first}: labels must be in this order"
+            for first, later in pairwise(names)
+            if _by_number(first) > _by_number(later)
+        ][:1]
     for name in ignored:
         near = did_you_mean(name, sorted(known))
         notes.append(f"array '{name}' is no input of the model and is not used{near}")
-    labels, per_feed = _labels(path, files, inputs, rows) if labelled else (None, ())
+    labels, rows = _labels(path, files, inputs, rows) if labelled else (None, rows)
     return Dataset(
         path=path,
-        samples=rows,
         batch=batch,
+        rows=rows,
         labels=labels,
-        rows=per_feed,
         notes=tuple(notes),
         ignored=ignored,
-        _columns=columns,
+        _files=files,
+        _inputs=inputs,
+        _groups=groups,
     )
 
 
 def without_fill(data: Iterable[Feed], number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Inputs or outputs of a feed of ``data``, without samples that only fill up the last one."""
-    return data.without_fill(number, arrays) if isinstance(data, Dataset) else {**arrays}
+    """Inputs or outputs of a feed of ``data``, by its number, without samples that only fill up the last one.
+
+    Arrays that are not divided by samples are kept whole.
+    """
+    rows, batch = (data.rows[number], data.batch) if isinstance(data, Dataset) else (1, 1)
+    return {
+        name: array[:rows] if rows < batch and array.ndim and len(array) == batch else array
+        for name, array in arrays.items()
+    }
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -230,68 +252,29 @@ def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Sha
     return dict(next(iter(feeds())) if found is None else found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """The samples of one input over all files. ``group`` samples make a feed."""
+def _require(members: Arrays, ranks: Mapping[str, int]) -> Arrays:
+    """The arrays, those for inputs of these ranks divided by samples. Raises `DataError` if there is none for an input.
 
-    name: str
-    spec: InputSpec
-    members: tuple[Member, ...]
-    stacked: bool
-
-    @property
-    def group(self) -> int:
-        return self.spec.shape[0] if self.stacked else 1
-
-    @property
-    def rows(self) -> int:
-        return sum(member.shape[0] for member in self.members)
-
-    def __len__(self) -> int:
-        """The number of feeds."""
-        return -(-self.rows // self.group)
-
-    def feeds(self) -> Iterator[Array]:
-        """The feeds; if the samples do not fill the last one, they repeat from the first."""
-        every = (self._rows(member) for member in chain.from_iterable(repeat(self.members)))
-        rows = islice(chain.from_iterable(every), len(self) * self.group)
-        while group := tuple(islice(rows, self.group)):
-            yield np.stack(group) if self.stacked else group[0]
-
-    def _rows(self, member: Member) -> Iterator[Array]:
-        for index, row in enumerate(member.rows()):
-            with np.errstate(over="ignore"):
-                cast = row.astype(self.spec.dtype)
-            if not is_faithful(row, cast):
-                raise DataError(
-                    f"array '{self.name}' holds NaN or a value outside {self.spec.dtype} in sample {index}",
-                    where=member.file,
-                    cure="take the sample out, or look at how it was made",
-                )
-            size, indices = self.spec.rows, cast if self.spec.rows is None else cast.astype(np.int64)
-            if size is not None and (wrong := indices[(indices < -size) | (indices >= size)]).size:
-                raise DataError(
-                    f"array '{self.name}' has {wrong.flat[0]} in sample {index}, and the model looks its values up in "
-                    f"a table of {size} rows",
-                    where=member.file,
-                    cure="make the data with the tokenizer, or the numbering, of this model",
-                )
-            yield cast
-
-
-def _check_names(members: Arrays, inputs: Collection[str]) -> None:
+    An .npy file may have the axes of one sample.
+    """
     file = next(iter(members.values())).file
-    if missing := [name for name in inputs if name not in members]:
+    if missing := [name for name in ranks if name not in members]:
         raise DataError(
             f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], [*members])}",
             where=file,
             cure=f"its arrays: {', '.join(members)}; save one under the name of each input, or map them: "
             f"{{arrays: {file.name}, names: {{{missing[0]}: {next(iter(members))}}}}}",
         )
+    single = {name for name, rank in ranks.items() if len(members[name].shape) == rank - 1 > 0}
+    return {
+        name: replace(each, shape=(1, *each.shape)) if each.is_npy and name in single else each
+        for name, each in members.items()
+    }
 
 
-def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
-    members = [as_samples(member, len(spec.shape)) for member in members]
+def _are_stacked(name: str, spec: InputSpec, files: list[Arrays]) -> bool:
+    """Whether samples of an input have no first axis. Raises `DataError` for arrays that cannot be the input."""
+    members = [arrays[name] for arrays in files]
     for member in members:
         if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
             raise DataError(
@@ -301,18 +284,18 @@ def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
             )
         if not spec.takes(member.shape[1:]):
             raise _wrong_shape(name, spec.shape, member, spec)
-    stacked = {spec.is_stacked(member.shape[1:]) for member in members}
+    first, stacked = members[0].shape[1:], {spec.is_stacked(member.shape[1:]) for member in members}
     if len(stacked) > 1:
         raise _wrong_shape(name, spec.shape, members[-1])
-    other = next((member for member in members if member.shape[1:] != members[0].shape[1:]), None)
+    other = next((member for member in members if member.shape[1:] != first), None)
     if stacked == {True} and other is not None and spec.shape[0] > 1:
         raise DataError(
-            f"samples of array '{name}' have shapes {list(members[0].shape[1:])} and {list(other.shape[1:])}, and a "
-            f"batch of {spec.shape[0]} is one array",
+            f"samples of array '{name}' have shapes {list(first)} and {list(other.shape[1:])}, and a batch of "
+            f"{spec.shape[0]} is one array",
             where=other.file,
             cure="use a batch of 1, or give whole batches in one shape each",
         )
-    return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
+    return stacked.pop()
 
 
 def _wrong_shape(
@@ -351,24 +334,16 @@ def _wrong_shape(
 
 def _in_samples(files: list[Arrays], inputs: Mapping[str, InputSpec]) -> list[Arrays]:
     """Batches that a data loader makes, where the model fixes a smaller one: divided into their samples."""
-
-    def are_taken(axes: int) -> bool:
-        """Whether the case takes all arrays without so many first axes, and no batch of it has rows of two feeds."""
-        return all(
-            bool(batch := _batch_of(members, inputs))
-            and all(spec.takes(members[name].shape[axes:]) for name, spec in inputs.items())
-            and all(spec.own and spec.own[0] and prod(batch) % spec.own[0] == 0 for spec in inputs.values())
-            for members in files
-        )
-
-    if are_taken(1) or not are_taken(2):
+    fixed = [spec.own[0] if spec.own else None for spec in inputs.values()]
+    batches = [_batch_of(members, inputs) for members in files]
+    is_divided = all(
+        batch and size and prod(batch) % size == 0 for batch in batches for size in fixed
+    ) and all(spec.takes(members[name].shape[2:]) for members in files for name, spec in inputs.items())
+    if not is_divided or {batch[1] for batch in batches} == {*fixed}:
         return files
     return [
-        {
-            name: _joined(member) if member.shape[:2] == _batch_of(members, inputs) else member
-            for name, member in members.items()
-        }
-        for members in files
+        {name: _joined(each) if each.shape[:2] == batch else each for name, each in members.items()}
+        for members, batch in zip(files, batches, strict=True)
     ]
 
 
@@ -387,15 +362,15 @@ def _joined(member: Member) -> Member:
 
 
 def _labels(
-    path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int
+    path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: tuple[int, ...]
 ) -> tuple[Array | None, tuple[int, ...]]:
-    """The labels, one per sample, and for feeds that are whole batches with one per row, the rows of each feed.
+    """The labels, and the samples of each feed: of whole batches its rows, if each row has a label.
 
     Labels of several shapes are an array of arrays.
     """
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
-        return None, ()
+        return None, rows
     batches = [_batch_of(members, inputs) for members in files]
     per_feed = tuple(chain.from_iterable([size] * number for number, size in filter(None, batches)))
     by_row = [
@@ -403,27 +378,22 @@ def _labels(
         for m, batch in zip(members, batches, strict=False)
     ]
     if all(batches) and sum(m.shape[0] for m in by_row) == sum(per_feed):
-        members, rows = by_row, sum(per_feed)
-    else:
-        per_feed = ()
+        members, rows = by_row, per_feed
     count, size = sum(m.shape[0] for m in members), sum(prod(m.shape) * m.dtype.itemsize for m in members)
-    if count != rows:
-        what, where = (
-            f"there are {count} {LABELS} for {rows} samples",
-            path if members[1:] else members[0].file,
-        )
-        raise DataError(what, where=where, cure="give every sample one")
+    if count != sum(rows):
+        what = f"there are {count} {LABELS} for {sum(rows)} samples"
+        raise DataError(what, where=path if members[1:] else members[0].file, cure="give every sample one")
     if size > _MOST_LABELS:
         what = f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}"
         raise DataError(what, where=path, cure="use fewer samples")
     rows_of_all = list(chain.from_iterable(member.rows() for member in members))
     if len({member.shape[1:] for member in members}) == 1:
-        return np.array(rows_of_all), per_feed
+        return np.array(rows_of_all), rows
     labels = np.empty(len(rows_of_all), dtype=object)  # as of tokens of sentences of several lengths
     rank = max(row.ndim for row in rows_of_all)
     for number, row in enumerate(rows_of_all):
         labels[number] = row.reshape((1,) * rank) if row.size == 1 else row
-    return labels, per_feed
+    return labels, rows
 
 
 def random_feeds(
@@ -434,19 +404,7 @@ def random_feeds(
     Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
     type, up to 16 bits; others are 0 or 1.
     """
-    bounds: dict[str, tuple[int, int]] = {}  # of integers
-    for name, spec in specs.items():
-        readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
-        if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
-            limits, widest = np.iinfo(str(spec.dtype)), np.iinfo(np.int16)
-            bounds[name] = max(limits.min, widest.min), min(limits.max, widest.max) + 1
-            continue
-        sizes = []
-        for node in lookups(model, name):
-            shape = model.shape(node.inputs[0])
-            size = None if shape is None else shape[node.number("axis", 0)]
-            sizes.append(size or 1)  # 1 is the only safe limit if it is not known
-        bounds[name] = 0, min(sizes, default=2)
+    bounds = {name: _bounds_of(model, name, spec) for name, spec in specs.items()}
     for number in range(count):
         random, feed = np.random.default_rng((seed, number)), dict[str, Array]()
         for name, spec in specs.items():
@@ -455,3 +413,14 @@ def random_feeds(
             else:
                 feed[name] = random.standard_normal(spec.shape).astype(spec.dtype)
         yield feed
+
+
+def _bounds_of(model: Model, name: str, spec: InputSpec) -> tuple[int, int]:
+    """The least integer for an input, and the first one above the bounds."""
+    readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
+    if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
+        limits, widest = np.iinfo(str(spec.dtype)), np.iinfo(np.int16)
+        return max(limits.min, widest.min), min(limits.max, widest.max) + 1
+    tables = ((model.shape(node.inputs[0]), node.number("axis", 0)) for node in lookups(model, name))
+    # 1 is the only safe limit if the size of a table is not known
+    return 0, min(((shape[axis] if shape else None) or 1 for shape, axis in tables), default=2)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, strategies as st, target
@@ -35,13 +35,11 @@ _GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # factors of samples
 _SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the known range
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawnInput:
-    """One input: its values, a description of them, and the number of the sample that they were made of, if any."""
+class DrawnInput(NamedTuple):
+    """The values of one input, and a description of them."""
 
     values: Array
     words: str
-    sample: int | None
 
 
 Drawn: TypeAlias = dict[str, DrawnInput]  # by input
@@ -49,24 +47,27 @@ Drawn: TypeAlias = dict[str, DrawnInput]  # by input
 
 @st.composite
 def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence[Feed]) -> Drawn:
-    """Inputs for a model: each made independently, or all of them from one sample of the data, maybe changed."""
+    """Inputs for a model: each of its own kind, or all of them from one sample of the data, maybe changed."""
     is_beyond = bool(_bits(draw, 1))  # the range to try, and changed samples; else the known range
     profile = _below(draw, len(domains[0].shapes)) if domains else 0
     # if the first is made of a sample, all are: a real input keeps the relation between its parts
-    is_together = _bits(draw, 1)
-    lengths: dict[str, int] = {}
+    is_together = bool(_bits(draw, 1))
+    number = _bits(draw, _SEEDS)  # of the sample, of noise, and of the place of a spike
+    lengths: dict[object, int] = {}  # of axes of one name; without a name, of axes with the same bounds
     found: Drawn = {}
-    together = None
     for domain in domains:
-        axes, own = domain.shapes[profile], [sample[domain.name] for sample in samples]
-        for axis in axes:  # axes of one name are equally long
-            if axis.name not in lengths:
-                lengths[axis.name] = axis.least + _below(draw, axis.most - axis.least + 1)
-        shape = tuple(min(max(lengths[axis.name], axis.least), axis.most) for axis in axes)
-        drawn = _input(draw, domain, shape, own, together, is_beyond=is_beyond)
-        if is_together and not found:
-            together = drawn.sample
-        found[domain.name] = drawn
+        span, shape = domain.shapes[profile], list[int]()
+        for axis, (dim, least, most) in enumerate(zip(domain.axes, span.min, span.max, strict=True)):
+            key = dim if isinstance(dim, str) else (axis, least, most)
+            if key not in lengths:
+                lengths[key] = least + _below(draw, most - least + 1)
+            shape.append(min(max(lengths[key], least), most))
+        kinds = _FLOATS if np.issubdtype(domain.dtype, np.floating) else _WHOLE
+        kind = _of(draw, [kind for kind in kinds if samples or kind != "sample"])
+        kind = "sample" if found and is_together else kind
+        is_together = is_together and kind == "sample"
+        own = [sample[domain.name] for sample in samples]
+        found[domain.name] = _input(draw, domain, shape, kind, number, own, is_beyond=is_beyond)
     return found
 
 
@@ -74,32 +75,26 @@ def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence
 def _input(
     draw: DrawFn,
     domain: InputDomain,
-    shape: tuple[int, ...],
+    shape: Sequence[int],
+    kind: str,
+    number: int,
     samples: Sequence[Array],
-    together: int | None,
     *,
     is_beyond: bool,
 ) -> DrawnInput:
-    """One input, of the sample ``together`` if given. Values are in the range to try, or infinite as in the sample."""
+    """One input of a kind. Values are in the range to try, or infinite as in the sample."""
     tried, is_float = domain.tried, np.issubdtype(domain.dtype, np.floating)
     known = Span(tried.nearest(domain.known.low), tried.nearest(domain.known.high))
     span = tried if is_beyond else known
-    kind = _of(draw, [kind for kind in (_FLOATS if is_float else _WHOLE) if samples or kind != "sample"])
     first, second = _value(draw, span, span.high, span.low), _value(draw, span, span.low, span.high)
-    number, gain, shift = _bits(draw, _SEEDS), _of(draw, _GAINS), _of(draw, _SHIFTS)
+    gain, shift = _of(draw, _GAINS), _of(draw, _SHIFTS)
     low, high = sorted((first, second))
-    sample, values = None, np.zeros(shape)
 
     def text(value: float) -> str:
         return f"{value:.5g}" if is_float else f"{round(value)}"
 
-    if kind == "sample" or together is not None:
-        sample = number % len(samples) if together is None else together
-        words, values = f"sample {sample}", np.resize(samples[sample], shape).astype(np.float64)
-        if is_beyond and is_float and (gain, shift) != (1.0, 0.0):
-            plus = shift * (domain.known.high - domain.known.low)
-            words, values = f"{words} times {gain:g} plus {plus:g}", values * gain + plus
-    elif kind == "constant":
+    words, values = f"all {text(tried.nearest(0))}", np.zeros(shape)
+    if kind == "constant":
         words, values = f"all {text(first)}", np.full(shape, first)
     elif kind == "spike":
         words = f"one {text(first)}, else zeros"
@@ -113,12 +108,15 @@ def _input(
     elif kind == "denormal":
         words = "all the smallest number above zero"
         values = np.full(shape, float(np.nextafter(np.zeros((), domain.dtype), 1)))
-    else:
-        words = f"all {text(tried.nearest(0))}"
+    elif kind == "sample":
+        number %= len(samples)
+        words, values = f"sample {number}", np.resize(samples[number], shape).astype(np.float64)
+        if is_beyond and is_float and (gain, shift) != (1.0, 0.0):
+            plus = shift * (domain.known.high - domain.known.low)
+            words, values = f"{words} times {gain:g} plus {plus:g}", values * gain + plus
     within = np.clip(values if is_float else np.rint(values), tried.low, tried.high)
-    if sample is not None:
-        within = np.where(np.isinf(values), values, within)
-    return DrawnInput(values=within.astype(domain.dtype), words=words, sample=sample)
+    within = np.where(np.isinf(values), values, within)  # as in masks
+    return DrawnInput(within.astype(domain.dtype), words)
 
 
 def _value(draw: DrawFn, span: Span, *bounds: float) -> float:
@@ -176,7 +174,7 @@ def search_inputs(
     ``attempt`` returns ``None`` for an invalid input. One seed gives the same inputs.
     """
     started, is_late = clock(), False
-    answers: dict[bytes, InputResult | None] = {}
+    answers: dict[tuple[object, ...], InputResult | None] = {}
     smallest: Drawn | None = None
 
     @seed(seed_number)
@@ -194,10 +192,8 @@ def search_inputs(
     @given(strategy)
     def try_input(drawn: Drawn) -> None:
         nonlocal is_late, smallest
-        digest = hashlib.blake2b()
-        for each in drawn.values():
-            digest.update(repr(each.values.shape).encode() + each.values.tobytes())
-        key = digest.digest()
+        content = b"".join(each.values.tobytes() for each in drawn.values())
+        key = hashlib.sha256(content).digest(), *(each.values.shape for each in drawn.values())
         is_new = key not in answers
         if is_new:
             if clock() >= started + seconds:

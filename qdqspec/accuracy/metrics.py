@@ -24,7 +24,7 @@ from qdqspec._core.arrays import Array, Shape
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import best_classes
-from qdqspec.accuracy.data import Dataset
+from qdqspec.accuracy.data import Dataset, without_fill
 from qdqspec.accuracy.evaluator import Runs, outputs_of
 from qdqspec.backends import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
@@ -330,7 +330,7 @@ class Scores:
     @property
     def samples(self) -> int:
         """The number of samples of a score; 0 without data."""
-        return 0 if self._data is None else sum(self._data.rows) or self._data.samples
+        return 0 if self._data is None else self._data.samples
 
     def of_engine(
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
@@ -358,7 +358,7 @@ class Scores:
         used = [first[output]] if output in first else [*first.values()]
         every = chain([first], runs)
         if all(value.ndim and len(value) == data.batch for value in used):
-            return map(data.without_fill, count(), every), wanted
+            return map(partial(without_fill, data), count(), every), wanted
         if data.samples < data.batch:
             raise DataError(
                 f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "

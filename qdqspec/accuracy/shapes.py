@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -62,89 +63,79 @@ class InputSpec:
 
 
 def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, Shape]:
-    """The static shape of each model input, for one profile of a case, given by its index in the spec.
+    """The static shape of each model input, for one profile of a case. Raises like `resolve_spans`."""
+    return {name: span.opt for name, span in resolve_spans(model, inputs, profile).items()}
 
-    Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces each dynamic
-    leading dimension, which is else 1 for an input of rank two or more. Raises `ModelError` for other dynamic
-    dimensions, and for shapes that contradict the model; `SpecError` for declared names that are not inputs.
+
+def resolve_spans(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, InputShape]:
+    """The range of shapes of each model input, for one profile of a case, given by its index in the spec.
+
+    Declared shapes come first, then the model's own static dimensions. A dimension with a name (``batch``) has the size
+    that a declared shape gives it. ``inputs.batch`` replaces each dynamic leading dimension, which is else 1 for an
+    input of rank two or more. Raises `ModelError` for other dynamic dimensions, and for shapes that contradict the
+    model; `SpecError` for declared names that are not inputs.
     """
-    declared, batch = inputs.profiles[profile].opt(), inputs.batch
+    declared, batch = inputs.profiles[profile].shapes, inputs.batch
     require_inputs(model, declared)
-    own: dict[str, tuple[int | None, ...]] = {}
-    for name in model.inputs:
-        _dtype(model, name)
-        if (dims := model.shape(name)) is not None:
-            own[name] = tuple(None if dim is not None and dim < 0 else dim for dim in dims)
-        elif name in declared:
-            own[name] = (None,) * len(declared[name])
-        else:
-            cure = f"declare it in the spec: inputs: {{shapes: {{{name}: <a full shape>}}}}"
-            raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
-    first = {name: shape[0] for name, shape in own.items() if shape}
-    if batch is not None and not any(dim in (None, batch) for dim in first.values()):
+    own = {name: _dims_of(model, name, declared.get(name)) for name in model.inputs}
+    first = {name: dims[0] for name, dims in own.items() if dims}
+    if batch is not None and all(isinstance(dim, int) and dim != batch for dim in first.values()):
         fixed = ", ".join(f"'{name}' at {dim}" for name, dim in first.items())
         raise ModelError(
             f"batch {batch} is asked for, but the model fixes the first dimension of {fixed or 'no input'}",
             where=model.where,
             cure="export the model with a dynamic batch, or take `batch` out of the matrix",
         )
-    wanted = {}
+    axes = {name: [*zip(span.min, span.opt, span.max, strict=True)] for name, span in declared.items()}
+    named = [pair for name, known in axes.items() for pair in zip(own[name], known, strict=False)]
+    named += [(dims[0], (1, 1, 1)) for dims in own.values() if len(dims) > 1]
+    sizes = {dim: size for dim, size in reversed(named) if isinstance(dim, str)}  # the first one counts
+    found: dict[str, InputShape] = {}
+    unknown: dict[str, list[int | None]] = {}
     for name, dims in own.items():
-        wanted[name] = list(declared.get(name, dims))
-        if batch is not None and dims and dims[0] is None:
-            wanted[name][0] = batch
-        elif name not in declared and len(dims) > 1 and dims[0] is None:
-            wanted[name][0] = 1
-    if open_inputs := {name: dims for name, dims in wanted.items() if None in dims}:
-        raise _unknown_sizes(model, open_inputs)
-    found = {name: tuple(dim for dim in dims if dim is not None) for name, dims in wanted.items()}
-    for name, shape in found.items():
-        if not allows(own[name], shape):
-            raise ModelError(
-                f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(own[name])}",
-                where=model.where,
-                cure="declare in `inputs.shapes` (--shapes) a shape that the model accepts",
-            )
-        size = prod(shape) * _dtype(model, name).itemsize
-        if size > _LARGEST:
-            raise ModelError(
-                f"input '{name}' of shape {list(shape)} takes {size:,} bytes, more than {_LARGEST:,}",
-                where=model.where,
-                cure="declare a smaller shape, or export the model with one",
-            )
+        each: list[tuple[int, ...]] = [
+            (dim,) * 3 if isinstance(dim, int) else sizes.get(dim or "", ()) for dim in dims
+        ]
+        each = [*axes[name]] if name in axes else each
+        if dims and each and not isinstance(dims[0], int) and (batch or (len(dims) > 1 and not each[0])):
+            each[0] = (batch or 1,) * 3
+        if () in each:
+            unknown[name] = [size[1] if size else None for size in each]
+            continue
+        low, shape, high = zip(*each, strict=True) if each else ((), (), ())
+        _require_fit(model, name, dims, shape)
+        found[name] = InputShape(min=low, opt=shape, max=high)
+    if unknown:
+        raise _unknown_sizes(model, unknown)
     return found
 
 
-def with_named_dimensions(model: Model, inputs: Inputs) -> Inputs:
-    """The inputs of a case, with shapes of inputs whose dimensions all have the name of one that is known.
+def _dims_of(model: Model, name: str, declared: InputShape | None) -> tuple[int | str | None, ...]:
+    """The dimensions of an input of the model; unknown ones as many as are declared, if its rank is unknown."""
+    _dtype(model, name)
+    if model.shape(name) is not None:
+        return named_dims(model, name)
+    if declared is not None:
+        return (None,) * len(declared.opt)
+    cure = f"declare it in the spec: inputs: {{shapes: {{{name}: <a full shape>}}}}"
+    raise ModelError(f"input '{name}' has no known rank", where=model.where, cure=cure)
 
-    A named dimension (``batch``) has one size in all inputs: that of an input whose shape is declared, else 1 if it is
-    the leading dimension of an input of rank two or more.
-    """
-    named = {name: named_dims(model, name) for name in model.inputs if model.shape(name)}
-    profiles = []
-    for profile in inputs.profiles:
-        spans: dict[int | str | None, InputShape] = {}  # of one dimension, by its name
-        for name, span in profile.shapes.items():
-            for axis, dim in enumerate(named.get(name, ())[: len(span.opt)]):
-                if isinstance(dim, str):
-                    spans.setdefault(dim, _each(lambda dims, axis=axis: dims[axis : axis + 1], span))
-        declared = set(spans)
-        for dims in named.values():
-            if len(dims) > 1 and isinstance(dims[0], str):
-                spans.setdefault(dims[0], InputShape.of((1,)))
-        spans |= {
-            dim: InputShape.of((dim,)) for dims in named.values() for dim in dims if isinstance(dim, int)
-        }
-        found = {
-            name: _each(lambda *ones: sum(ones, ()), *(spans[dim] for dim in dims))
-            for name, dims in named.items()
-            if name not in profile.shapes
-            and all(dim in spans for dim in dims)
-            and (declared.intersection(dims) or (len(dims) == 1 and isinstance(dims[0], str)))
-        }
-        profiles.append(replace(profile, shapes={**profile.shapes, **found}))
-    return replace(inputs, profiles=tuple(profiles))
+
+def _require_fit(model: Model, name: str, dims: Sequence[int | str | None], shape: Shape) -> None:
+    takes = tuple(dim if isinstance(dim, int) else None for dim in dims)
+    if not allows(takes, shape):
+        raise ModelError(
+            f"input '{name}' is declared with shape {list(shape)}, but the model has {shape_text(takes)}",
+            where=model.where,
+            cure="declare in `inputs.shapes` (--shapes) a shape that the model accepts",
+        )
+    size = prod(shape) * _dtype(model, name).itemsize
+    if size > _LARGEST:
+        raise ModelError(
+            f"input '{name}' of shape {list(shape)} takes {size:,} bytes, more than {_LARGEST:,}",
+            where=model.where,
+            cure="declare a smaller shape, or export the model with one",
+        )
 
 
 def require_inputs(model: Model, names: Iterable[str], key: str = "`inputs.shapes` (--shapes)") -> None:
@@ -161,30 +152,16 @@ def require_inputs(model: Model, names: Iterable[str], key: str = "`inputs.shape
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
     """The profiles of a case including its batch, for backends that must know shapes before they build.
 
-    Inputs of which only the leading dimension is dynamic have the shape that `resolve_shapes` gives them.
+    Dynamic inputs that are not declared have the shapes that `resolve_spans` gives them.
     """
     found = []
-    if inputs.batch is None:
-        for number, profile in enumerate(inputs.profiles):
-            dynamic = {
-                name for name in model.inputs if None in (model.shape(name) or ())
-            } - profile.shapes.keys()
-            try:
-                shapes = resolve_shapes(model, inputs, number) if dynamic else {}
-            except (ModelError, SpecError):  # reported where the shapes are needed
-                shapes = {}
-            more = {name: InputShape.of(shape) for name, shape in shapes.items() if name in dynamic}
-            found.append(replace(profile, shapes={**more, **profile.shapes}))
-        return tuple(found)
-    own = resolve_shapes(model, inputs)
-    fixed = {name: InputShape.of(shape) for name, shape in own.items()}
-    for profile in inputs.profiles:  # declared ranges with the first dimension as resolved
-        declared = {
-            name: _each(lambda dims, first=own[name][:1]: (*first, *dims[1:]), span)
-            for name, span in profile.shapes.items()
-            if name in own
-        }
-        found.append(replace(profile, shapes={**fixed, **declared}))
+    for number, profile in enumerate(inputs.profiles):
+        spans = dict(profile.shapes)
+        with suppress(ModelError, SpecError):  # reported where the shapes are needed
+            for name, span in resolve_spans(model, inputs, number).items():
+                if name in spans or None in (model.shape(name) or ()):
+                    spans[name] = span
+        found.append(replace(profile, shapes=spans))
     return tuple(found)
 
 
@@ -206,7 +183,7 @@ def shapes_text(shapes: Mapping[str, Shape]) -> str:
 
 def input_specs(model: Model, inputs: Inputs) -> dict[str, InputSpec]:
     """Dtype and shapes of each model input in a case. Raises like `resolve_shapes`."""
-    found = {}
+    found, profiles = {}, [*zip(inputs.profiles, shape_profiles(model, inputs), strict=True)]
     for name, shape in resolve_shapes(model, inputs).items():
         rows = [
             model.constants[node.inputs[0]].dims[node.number("axis", 0)]
@@ -217,7 +194,11 @@ def input_specs(model: Model, inputs: Inputs) -> dict[str, InputSpec]:
             dtype=_dtype(model, name),
             shape=shape,
             rows=min(rows, default=None),
-            ranges=tuple(each.shapes[name] for each in inputs.profiles if name in each.shapes),
+            ranges=tuple(
+                declared.shapes.get(name, each.shapes[name])
+                for declared, each in profiles
+                if name in each.shapes
+            ),
             own=model.shape(name),
         )
     return found
@@ -240,15 +221,9 @@ def named_dims(model: Model, name: str) -> tuple[int | str | None, ...]:
     """The dimensions of an input: sizes, names of dynamic ones, or ``None``."""
     port = next(value for value in model.proto.graph.input if value.name == name)
     dims = port.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in dims)
-
-
-def _each(change: Callable[..., Shape], *spans: InputShape) -> InputShape:
-    """The smallest, usual and largest shape, each changed from those of the spans."""
-    return InputShape(
-        min=change(*(span.min for span in spans)),
-        opt=change(*(span.opt for span in spans)),
-        max=change(*(span.max for span in spans)),
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in dims
     )
 
 
@@ -295,21 +270,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AxisRange:
-    """One dimension: from ``least`` to ``most``. Axes of one ``name`` are equally long."""
-
-    least: int
-    most: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputDomain:
-    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``."""
+    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``.
+
+    Axes of one name in ``axes`` are equally long.
+    """
 
     name: str
     dtype: np.dtype[np.generic]
-    shapes: tuple[tuple[AxisRange, ...], ...]
+    shapes: tuple[InputShape, ...]
+    axes: tuple[int | str | None, ...]
     known: Span
     tried: Span
 
@@ -317,7 +287,7 @@ class InputDomain:
 def input_domains(
     model: Model,
     specs: Mapping[str, InputSpec],
-    profiles: Iterable[ShapeProfile],
+    profiles: Sequence[ShapeProfile],
     known: Mapping[str, Span],
     *,
     values: Mapping[str, Span],
@@ -329,25 +299,22 @@ def input_domains(
     range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
     """
     require_inputs(model, values, "`search.values`")
-    shaped, found = tuple(profiles), []
+    found = []
     for name, spec in specs.items():
         wide = known[name]
         if np.issubdtype(spec.dtype, np.floating):
             largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
             middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * beyond
             wide = Span(max(middle - half, -largest), min(middle + half, largest))
-        shapes, dims = [], dict(enumerate(named_dims(model, name)))
-        for profile in shaped:
-            span, axes = profile.shapes.get(name) or InputShape.of(spec.shape), []
-            for index, (low, high) in enumerate(zip(span.min, span.max, strict=True)):
-                own = dims.get(index)
-                # axes without a name are equally long if they are declared with the same bounds
-                axis = own if isinstance(own, str) else f"{index} {low} {high}"
-                axes.append(AxisRange(least=low, most=high, name=axis))
-            shapes.append(tuple(axes))
-        tried = values.get(name) or wide
         found.append(
-            InputDomain(name=name, dtype=spec.dtype, shapes=tuple(shapes), known=known[name], tried=tried)
+            InputDomain(
+                name=name,
+                dtype=spec.dtype,
+                shapes=tuple(each.shapes.get(name) or InputShape.of(spec.shape) for each in profiles),
+                axes=named_dims(model, name) or (None,) * len(spec.shape),
+                known=known[name],
+                tried=values.get(name) or wide,
+            )
         )
     return tuple(found)
 

@@ -275,79 +275,80 @@ _WILD = frozenset("*?[")
 _ADVICE = "give .npz or .npy files, a folder or a glob of them, or {images: 'photos/*.jpg', size: 224}"
 
 
+def as_table(source: DataSource) -> Data:
+    """The data as a table of a spec; a path alone names its arrays."""
+    return source if isinstance(source, Data) else Data(path=source)
+
+
 def place_of(source: DataSource) -> Path:
     """The path of data, for messages."""
-    if isinstance(source, Path):
-        return source
-    return Path(source.name) if source.path is None else source.path
+    return source if isinstance(source, Path) else source.path or Path(source.name)
 
 
-def files_of(source: DataSource) -> list[Path]:
+def all_files(source: DataSource) -> list[Path]:
+    """The files of the data, those of labels included, on which the identity of a case depends."""
+    data = as_table(source)
+    return [*_files_of(data), *([] if data.labels is None else [data.labels])]
+
+
+def _files_of(data: Data) -> list[Path]:
     """The files of the data in order of name, without those of labels. Raises `DataError` if there are none."""
-    path = place_of(source)
-    is_image = isinstance(source, Data) and source.images is not None
-    if isinstance(source, Data) and source.loader:
+    path, is_image = place_of(data), data.images is not None
+    if data.loader:
         installed = sorted({point.name for point in importlib.metadata.entry_points(group="qdqspec.data")})
         raise DataError(
-            f"no data loader is called '{source.loader}'{did_you_mean(source.loader, installed)}",
+            f"no data loader is called '{data.loader}'{did_you_mean(data.loader, installed)}",
             cure="return it from fixture qdq_data, which only pytest reads, or register it in entry-point group "
             "qdqspec.data",
         )
     if path.is_dir():
         return _of_folder(path, is_image=is_image)
-    if not path.exists() and _WILD & set(str(path)):
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute
-        wanted = [file for file in found if file.is_file() and (not is_image or _is_image(file))]
-        if not wanted:
-            raise DataError("no file matches this pattern", where=path, cure=_ADVICE)
-        return wanted
-    if not path.exists():
+    if path.exists():
+        return [path]
+    if not _WILD & set(str(path)):
         raise DataError("there is no such data file", where=path, cure=_ADVICE)
-    return [path]
-
-
-def all_files(source: DataSource) -> list[Path]:
-    """The files of the data, those of labels included, on which the identity of a case depends."""
-    apart = [source.labels] if isinstance(source, Data) and source.labels is not None else []
-    return [*files_of(source), *apart]
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute
+    wanted = [file for file in found if file.is_file() and (not is_image or _is_image(file))]
+    if not wanted:
+        raise DataError("no file matches this pattern", where=path, cure=_ADVICE)
+    return wanted
 
 
 def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
     """The arrays for inputs that need data, by ``names``, a dictionary for each file or group of files."""
-    files = files_of(source)
-    mapped = dict(source.names) if isinstance(source, Data) else {}
-    if unknown := sorted(set(mapped) - {*names, LABELS}):
+    data, place = as_table(source), place_of(source)
+    files = _files_of(data)
+    if unknown := sorted(set(data.names) - {*names, LABELS}):
         raise DataError(
             f"`names` maps an array to '{unknown[0]}', which is not an input that needs data",
-            where=place_of(source),
+            where=place,
             cure=f"inputs: {', '.join(names)}",
         )
-    found: list[Arrays]
-    if isinstance(source, Data) and source.images is not None:
+    if data.images is not None:
         if len(names) != 1:
             raise DataError(
                 f"images are data for one input, and the model has {len(names)}: {', '.join(names)}",
-                where=place_of(source),
+                where=place,
                 cure="fix the others with inputs.values, or give .npz files or a Python loader",
             )
         (name,) = names
-        found = [{name: _image(file, name, source.images)} for file in files]
+        found: list[Arrays] = [{name: _image(file, name, data.images)} for file in files]
     elif (image := next(filter(_is_image, files), None)) is not None:
         raise DataError("it is an image, and no transform is given", where=image, cure=_ADVICE)
     else:
-        found = _arrays(files, names, mapped)
-    taken = set(mapped.values())
+        found = _arrays(files, names, data.names)
+    taken = set(data.names.values())
     for number, arrays in enumerate(found):
         if missing := sorted(taken - set(arrays)):
             what = f"`names` refers to array '{missing[0]}', which is not there"
             file = next(iter(arrays.values())).file
             raise DataError(what, where=file, cure=f"its arrays: {', '.join(arrays)}")
         others = {name: member for name, member in arrays.items() if name not in taken}
-        found[number] = {**others, **{name: arrays[array] for name, array in mapped.items()}}
-    if isinstance(source, Data) and source.labels is not None:
-        found[0][LABELS] = _labels(source.labels)
-        for arrays in found[1:]:
+        found[number] = {**others, **{name: arrays[array] for name, array in data.names.items()}}
+    if data.labels is not None:
+        for arrays in found:
             arrays.pop(LABELS, None)
+        found[0][LABELS] = _labels(data.labels)
     return found
 
 
@@ -375,27 +376,28 @@ def _is_image(file: Path) -> bool:
 
 
 def _arrays(files: Sequence[Path], names: Collection[str], mapped: Mapping[str, str]) -> list[Arrays]:
-    """The arrays of .npz files, one dictionary each, and of .npy files: in a folder one for each input, or samples."""
-    single = [file for file in files if file.suffix == ".npy"]
+    """The arrays of .npz files, and of .npy files: one for each input by its name, or samples of the only input.
+
+    Several folders may each have .npy files of these names.
+    """
     known = {*names, *mapped.values(), LABELS}
     found = [read_members(file, known) for file in files if file.suffix != ".npy"]
-    is_part = len(names) == 1 and not all(file.stem in known for file in single)
-    is_repeated = len({file.stem for file in single}) < len(
-        single
-    )  # a folder has its own files of these names
-    for folder in dict.fromkeys(file.parent if is_repeated else None for file in single):
-        own = {file.stem: file for file in single if folder in (None, file.parent)}
-        if not is_part:
-            found.append({stem: read_npy(file, stem) for stem, file in own.items()})
-            continue
-        (name,), labels = names, own.pop(LABELS, None)
-        parts: list[Arrays] = [{mapped.get(name, name): read_npy(file, name)} for file in own.values()] or [
-            {}
+    single = [file for file in files if file.suffix == ".npy"]
+    stems = {file.stem for file in single}
+    if len(names) == 1 and not stems <= known:
+        (name,), labels = names, [file for file in single if file.stem == LABELS]
+        parts: list[Arrays] = [
+            {mapped.get(name, name): read_npy(file, name)} for file in single if file.stem != LABELS
         ]
-        if labels is not None:
-            parts[0][LABELS] = read_npy(labels, LABELS)
-        found += parts
-    return found
+        parts += [{} for _ in labels[len(parts) :]]  # which have no samples: an error
+        for part, file in zip(parts, labels, strict=False):
+            part[LABELS] = read_npy(file, LABELS)
+        return found + parts
+    groups: dict[Path | None, Arrays] = {}
+    for file in single:
+        own = groups.setdefault(file.parent if len(stems) < len(single) else None, {})
+        own[file.stem] = read_npy(file, file.stem)
+    return [*found, *groups.values()]
 
 
 def _labels(file: Path) -> Member:
@@ -419,10 +421,3 @@ def _labels(file: Path) -> Member:
     whole = values.astype(np.int64) if np.isfinite(values).all() else values
     labels = whole if (whole == values).all() else values
     return Member(file=file, name=LABELS, shape=labels.shape, dtype=labels.dtype, read=lambda _: iter(labels))
-
-
-def as_samples(member: Member, rank: int) -> Member:
-    """An array of an .npy file with the axes of one sample of an input of this rank, as that sample."""
-    if member.is_npy and len(member.shape) == rank - 1 > 0:
-        return replace(member, shape=(1, *member.shape))
-    return member

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,19 +26,16 @@ from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy import resolve_shapes
 from qdqspec.backends import Backend, BuildOptions
 from qdqspec.errors import BackendError, StateError
-from qdqspec.graph import (
-    ENTER,
-    LEAVE,
-    MARKERS,
-    QDQ_OPS,
-    Model,
-    closed,
-    path_of,
-    save_model,
-    with_own_bytes,
-    write_text,
+from qdqspec.graph import QDQ_OPS, Model, save_model, with_own_bytes, write_text
+from qdqspec.graph.protos import (
+    all_graphs,
+    constants_of,
+    copied,
+    copy_model,
+    map_tensors,
+    names_read_inside,
+    tensors,
 )
-from qdqspec.graph.protos import all_graphs, copied, copy_model, names_read_inside
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 MODEL, PROGRAM = "reduced.onnx", "reproduce.py"
@@ -74,45 +71,53 @@ def reduce_model(
 
     Raises `StateError` if the model does not fail.
     """
-    own = [word for node in model.nodes for word in (node.name, *node.inputs, *node.outputs)]
-    inner = (node for graph in all_graphs(model.proto.graph) for node in graph.node)
-    local = (word for node in inner for word in (node.name, *node.input, *node.output))
-    names = frozenset({*own, *local, *model.inputs, *model.outputs})
     with TemporaryFolder() as scratch:
-        path = scratch / MODEL
-        attempts = _Attempts(backend=backend, options=options, path=path, names=names, seconds=seconds)
-        parts = _Parts(model)
-        everything = list(range(len(parts.nodes)))
-        whole = parts.cut(everything)
+        attempts = _Attempts(
+            backend=backend,
+            options=options,
+            path=scratch / MODEL,
+            names=frozenset({*_list_names(model.proto.graph), *model.inputs, *model.outputs}),
+            seconds=seconds,
+        )
+        cutter = _Cutter(model)
+        everything = list(range(len(cutter.nodes)))
+        whole = cutter.cut(everything)
         first = None if whole is None else attempts.failure(whole)
-        if first is None:
+        if whole is None or first is None:
             raise StateError(
                 f"the model builds and runs on {backend.name}: there is nothing to reduce", where=model.where
             )
         attempts.wanted = attempts.signature(first)
-        nodes = smallest(everything, lambda kept: attempts.fails(parts.cut(kept)))
-        cut = parts.cut(nodes)
+        nodes = smallest(everything, lambda kept: attempts.fails(cutter.cut(kept)))
+        cut = cutter.cut(nodes)
         assert cut is not None  # it was built
-        weights = [tensor.name for tensor in cut.graph.initializer if _may_vary(tensor)]
+        weights = [*dict.fromkeys(tensor.name for tensor in tensors(cut) if _may_vary(tensor))]
         kept = smallest(weights, lambda some: attempts.fails(randomized(cut, some, seed)))
-        flat = randomized(cut, kept, seed)
-        failure = attempts.failure(flat)
+        reduced = randomized(cut, kept, seed)
+        failure = attempts.failure(reduced)
     if failure is None or attempts.signature(failure) != attempts.wanted:
         raise StateError(f"the failure is not reproducible: {first}", where=model.where)
-    reduced = closed(flat)
     save_model(reduced, folder / MODEL, inputs=model.user_files)
     write_text(folder / PROGRAM, program(reduced, backend.name, options, failure))
+    before, after = (sum(len(graph.node) for graph in all_graphs(proto.graph)) for proto in (whole, cut))
     return Reduced(
         model=folder / MODEL,
         program=folder / PROGRAM,
         failure=failure,
-        nodes_before=parts.count(everything),
-        nodes=parts.count(nodes),
+        nodes_before=before,
+        nodes=after,
         kept=tuple(kept),
         attempts=attempts.count,
         seconds=attempts.elapsed,
         complete=not attempts.over,
     )
+
+
+def _list_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of nodes and tensors, also in bodies."""
+    for each in all_graphs(graph):
+        for node in each.node:
+            yield from (node.name, *node.input, *node.output)
 
 
 def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -166,7 +171,7 @@ class _Attempts:
         return time.monotonic() - self.started
 
     def fails(self, proto: onnx.ModelProto | None) -> bool:
-        """Whether a model in flat form fails in the wanted way; false once the time is over."""
+        """Whether a model fails in the wanted way; false once the time is over."""
         self.over = self.over or self.elapsed > self.seconds
         if proto is None or self.over:
             return False
@@ -174,9 +179,9 @@ class _Attempts:
         return found is not None and self.signature(found) == self.wanted
 
     def failure(self, proto: onnx.ModelProto) -> str | None:
-        """The message if the model of a flat form cannot be built or run once, else ``None``."""
+        """The message if the model cannot be built or run once, else ``None``."""
         self.count += 1
-        save_model(closed(proto), self.path)
+        save_model(proto, self.path)
         try:
             with closing(self.backend.build(self.path, self.options)) as engine:
                 engine.run(feeds_of(proto))
@@ -190,56 +195,28 @@ class _Attempts:
         return tuple(word for word in words if word not in self.names and not re.search(r"[\d/]", word))
 
 
-class _Parts:
-    """Cuts nodes out of the flat form of a model (`qdqspec.graph.flat`), each with its bodies."""
+class _Cutter:
+    """Cuts nodes out of the main graph of a model, each with its bodies; outputs of Constant nodes are initializers."""
 
     def __init__(self, model: Model) -> None:
-        self._types = model.types
-        self._proto = model.flat
-        self._base = model.path.parent if model.path else None
+        base = model.path.parent if model.path else None
+        self._types, self._outputs = model.types, {*model.outputs}
+        self._proto = map_tensors(model.proto, lambda tensor: with_own_bytes(tensor, base))
         graph = self._proto.graph
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._constants |= {
-            name: tensor for name, tensor in model.constants.items() if name not in self._constants
-        }
-        ends = [node for node in graph.node if node.domain == MARKERS and node.op_type == LEAVE]
-        made = {name for node in graph.node for name in node.output}
-        for name in made & {name for node in ends for name in node.input}:
-            self._constants.pop(name, None)  # a body returns what its nodes make
-        self.nodes: list[list[onnx.NodeProto]] = []  # each last, behind its bodies
-        depth, bodies = 0, list[onnx.NodeProto]()
-        for node in graph.node:
-            is_marker = node.domain == MARKERS
-            if is_marker and node.op_type == ENTER and not path_of(node):
-                continue  # of the main graph
-            depth += (node.op_type == ENTER) - (node.op_type == LEAVE) if is_marker else 0
-            if is_marker or node.output[0] not in self._constants:
-                bodies.append(node)
-            if bodies and not (is_marker or depth):
-                self.nodes.append(bodies)
-                bodies = []
-        self._outer = made | {end.name for end in (*graph.input, *graph.initializer)}
-        self._outputs = {output.name for output in graph.output}
-
-    def count(self, kept: Sequence[int]) -> int:
-        """The number of some nodes and those of their bodies."""
-        return sum(node.domain != MARKERS for index in kept for node in self.nodes[index])
+        self._constants = constants_of(graph)
+        self.nodes = [node for node in graph.node if node.output[0] not in self._constants]
+        made = (name for node in graph.node for name in node.output)
+        self._outer = {*model.inputs, *self._constants, *made}
 
     def cut(self, kept: Sequence[int]) -> onnx.ModelProto | None:
-        """The model of some nodes, in flat form; ``None`` without nodes, or if the type of an input is unknown."""
-        nodes = [node for index in kept for node in self.nodes[index]]
-        made = {name for node in nodes for name in node.output if name}
-        inside = {name for node in nodes for name in names_read_inside(node)} & self._outer
-        read = dict.fromkeys(
-            name for name in (*(n for node in nodes for n in node.input), *sorted(inside)) if name
-        )
-        inputs = [name for name in read if name not in made and name not in self._constants]
-        unread = [
-            name
-            for index in kept
-            for name in self.nodes[index][-1].output
-            if name and (name not in read or name in self._outputs)
-        ]
+        """The model of some nodes; ``None`` without nodes, or if the type of an input is unknown."""
+        nodes = [self.nodes[index] for index in kept]
+        made = {name: None for node in nodes for name in node.output if name}
+        inside = ((*node.input, *sorted(names_read_inside(node) & self._outer)) for node in nodes)
+        used = dict.fromkeys(name for names in inside for name in names if name)
+        read = [name for name in used if name not in made]
+        inputs = [name for name in read if name not in self._constants]
+        unread = [name for name in made if name not in used or name in self._outputs]
         if not kept or any(name not in self._types for name in inputs):
             return None
         proto = copy_model(self._proto, but={"node", "initializer", "input", "output", "value_info"})
@@ -248,8 +225,8 @@ class _Parts:
         proto.graph.input.extend(map(self._info, inputs))
         proto.graph.output.extend(map(self._info, unread))
         for name in read:
-            if name in self._constants and name not in made:
-                tensor = copied(with_own_bytes(self._constants[name], self._base))
+            if name in self._constants:
+                tensor = copied(self._constants[name])
                 tensor.name = name
                 proto.graph.initializer.append(tensor)
         return proto
@@ -281,24 +258,24 @@ def _may_vary(tensor: TensorProto) -> bool:
 
 
 def randomized(proto: onnx.ModelProto, kept: Iterable[str], seed: int) -> onnx.ModelProto:
-    """A copy with random values in place of all weights, except the constants ``kept``."""
+    """A copy with random values in place of all weights, also in bodies, except the constants ``kept``."""
     random, same = np.random.default_rng(seed), frozenset(kept)
-    positive = {name for node in proto.graph.node if node.op_type in QDQ_OPS for name in node.input[1:2]}
-    copied = copy_model(proto, but={"initializer"})
-    for tensor in proto.graph.initializer:
+    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
+    positive = {name for node in nodes if node.op_type in QDQ_OPS for name in node.input[1:2]}
+
+    def change(tensor: TensorProto) -> TensorProto:
         if tensor.name in same or not _may_vary(tensor):
-            copied.graph.initializer.append(tensor)
-            continue
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        shape = tuple(tensor.dims)
+            return tensor
+        dtype, shape = helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
         if tensor.name in positive:
             values: Array = random.uniform(0.01, 0.02, shape)
         elif np.issubdtype(dtype, np.floating):
             values = random.standard_normal(shape) * 0.1
         else:
             values = random.integers(0, 8, shape)  # which each of these types can hold
-        copied.graph.initializer.append(numpy_helper.from_array(values.astype(dtype), tensor.name))
-    return copied
+        return numpy_helper.from_array(values.astype(dtype), tensor.name)
+
+    return map_tensors(proto, change)
 
 
 _PROGRAM = '''"""Shows a fault on backend {backend}: {failure}"""

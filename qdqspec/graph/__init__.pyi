@@ -28,8 +28,6 @@ from .dynamic_pairs import (
     with_pairs as with_pairs,  # Q/DQ pairs in the place of kernels with dynamic ranges
 )
 from .flat import (
-    ENTER as ENTER,  # the marker before a body in a flat form
-    LEAVE as LEAVE,  # the marker behind a body in a flat form
     MARKERS as MARKERS,  # the domain of the markers
     Scope as Scope,  # one graph of a model
     closed as closed,  # the model of a flat form
@@ -37,7 +35,6 @@ from .flat import (
     flat_form as flat_form,  # the flat form of a model, in which each node has a name
     names_in as names_in,  # each name of a tensor or node of a graph, without those of its bodies
     numbered_name as numbered_name,  # the name, or if it is in ``taken`` with the first free number
-    path_of as path_of,  # the path of the graph that begins with this marker
     scopes_of as scopes_of,  # the path of the graph that each node of a flat form is in
     unique_node_names as unique_node_names,  # a unique name for each node of one graph
 )

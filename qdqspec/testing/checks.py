@@ -67,40 +67,25 @@ class CheckContract:
         assert self.check.needs, "a check that needs no evidence judges nothing"
 
     @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
-    def test_outcome(self, outcome: Outcome) -> None:
-        """Each example has its declared outcome."""
-        assert self.judged(outcome).outcome == outcome
+    def test_verdict(self, outcome: Outcome) -> None:
+        """Each example has its declared outcome.
 
-    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
-    def test_headline(self, outcome: Outcome) -> None:
-        """The headline is one printable line that fits a terminal: it is pytest's summary line."""
-        headline = self.judged(outcome).headline
-        assert headline.strip() == headline != ""
-        assert headline.isprintable()
-        assert len(headline) <= HEADLINE_WIDTH
-
-    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
-    def test_numbers(self, outcome: Outcome) -> None:
-        """Numbers are finite: records are strict JSON."""
-        numbers = self.judged(outcome).numbers
-        assert all(isinstance(value, float) and math.isfinite(value) for value in numbers.values())
-
-    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
-    def test_sections(self, outcome: Outcome) -> None:
-        """Tables are complete: each row has a cell for each header, and each cell is one printable line."""
-        for section in self.judged(outcome).sections:
+        The headline is pytest's summary line: one printable line that fits a terminal. Records are strict JSON, so
+        numbers are finite. Tables have a printable cell for each header. A verdict other than a pass has advice, and a
+        failure shows its numbers.
+        """
+        verdict = self.judged(outcome)
+        assert verdict.outcome == outcome
+        assert verdict.headline.strip() == verdict.headline != ""
+        assert verdict.headline.isprintable()
+        assert len(verdict.headline) <= HEADLINE_WIDTH
+        assert all(isinstance(value, float) and math.isfinite(value) for value in verdict.numbers.values())
+        for section in verdict.sections:
             for row in section.rows:
                 assert len(row) == len(section.headers), section.title
                 assert all(cell.isprintable() for cell in row), section.title
-
-    @pytest.mark.parametrize("outcome", ["fail", "inconclusive"])
-    def test_advice(self, outcome: Outcome) -> None:
-        """A verdict other than a pass has advice."""
-        assert self.judged(outcome).advice
-
-    def test_evidence_shown(self) -> None:
-        """A failure shows its numbers."""
-        assert self.judged("fail").sections
+        assert verdict.advice or outcome == "pass"
+        assert verdict.sections or outcome != "fail"
 
     def test_pure(self) -> None:
         """The same evidence gives the same verdict."""

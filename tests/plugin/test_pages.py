@@ -164,7 +164,7 @@ def test_a_package_with_the_check_of_the_page_is_registered_and_judged(pytester,
     (case,) = json.loads((pytester.path / "r.json").read_text())["cases"]
     assert case["figures"]["mean-shift"].keys() == {"largest"}
     contract = pytester.runpytest_subprocess("test_mine.py").parseoutcomes()
-    assert contract["passed"] > 10
+    assert contract["passed"] > 5
     assert "failed" not in contract
     run.stdout.fnmatch_lines(["*mean-shift.largest 0 *mean-shift-2 FAIL*"])
     listed = pytester.runpython_c("from qdqspec.app.cli import main; main(['list', 'checks'])")

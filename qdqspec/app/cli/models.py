@@ -73,7 +73,7 @@ def _positive(text: str) -> int:
 )
 def inspect(arguments: argparse.Namespace) -> int:
     """Print regions, their patterns and quantizable operators."""
-    from qdqspec.accuracy import require_inputs, shaped_by_data
+    from qdqspec.accuracy import require_inputs, shape_profiles, shaped_by_data
     from qdqspec.graph.regions import (
         find_bodies,
         find_regions,
@@ -89,7 +89,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     regions = find(model)
     inputs = inputs_given(Inputs(), arguments)
     require_inputs(model, inputs.profiles[0].shapes)
-    known = shaped_by_data(model, inputs).profiles[0].opt()
+    shaped = shaped_by_data(model, inputs)
+    known = shape_profiles(model, shaped)[0].opt() if shaped.profiles[0].shapes else {}
     inspection = inspect_model(
         model,
         regions,

@@ -16,7 +16,7 @@ from pathlib import Path
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy import input_specs, random_feeds, with_named_dimensions
+from qdqspec.accuracy import input_specs, random_feeds
 from qdqspec.app.evidence.explained import ExplainedEngine, Row, compare, op_of, short_place
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
@@ -131,7 +131,7 @@ def _load(
                 return Linted(missing="{} does not build for compute capability {}.{}".format(runtime, *gpu))
         if feed is None:
             with suppress(ModelError):  # not every dimension has a size
-                specs = input_specs(model, with_named_dimensions(model, Inputs()))
+                specs = input_specs(model, Inputs())
                 feed = next(random_feeds(model, specs, 0, 1))
         if feed and not options.profiles:
             fixed = {name: InputShape.of(value.shape) for name, value in feed.items()}

@@ -231,7 +231,7 @@ def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator
 
 def divided_batch(data: Iterable[Feed], number: int, run: SampleOutputs) -> int:
     """The number of samples in a batch of which each output has one row a sample; 0 for others."""
-    batch = (data.rows[number] if data.rows else data.batch) if isinstance(data, Dataset) else 1
+    batch = max(data.batch, data.rows[number]) if isinstance(data, Dataset) else 1
     return batch if batch > 1 and {v.shape[:1] for v in run.reference.values()} == {(batch,)} else 0
 
 

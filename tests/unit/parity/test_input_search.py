@@ -13,15 +13,7 @@ from hypothesis import given
 from onnx_text import parsed
 
 from qdqspec.accuracy.input_search import Drawn, InputSearch, drawn_inputs, search_inputs
-from qdqspec.accuracy.shapes import (
-    AxisRange,
-    InputDomain,
-    InputResult,
-    InputSpec,
-    Span,
-    input_domains,
-    spans_of,
-)
+from qdqspec.accuracy.shapes import InputDomain, InputResult, InputSpec, Span, input_domains, spans_of
 from qdqspec.errors import SpecError
 from qdqspec.types import InputShape, ShapeProfile
 
@@ -33,11 +25,12 @@ def domain(
     name: str, dtype: str, known: Span, tried: Span, *shapes: dict[str, tuple[int, int]]
 ) -> InputDomain:
     """A domain with these axes, from the least to the most, for each profile."""
-    axes = tuple(
-        tuple(AxisRange(least=low, most=high, name=axis) for axis, (low, high) in shape.items())
-        for shape in shapes
-    )
-    return InputDomain(name=name, dtype=np.dtype(dtype), shapes=axes, known=known, tried=tried)
+    spans = []
+    for shape in shapes:
+        low, high = zip(*shape.values(), strict=True)
+        spans.append(InputShape(min=low, opt=low, max=high))
+    words = {"dtype": np.dtype(dtype), "shapes": tuple(spans), "axes": tuple(shapes[0])}
+    return InputDomain(name=name, known=known, tried=tried, **words)
 
 
 FLOATS = domain("x", "f4", Span(-1, 3), Span(-3, 5), {"batch": (1, 4), "c": (3, 3), "w": (4, 4)})
@@ -132,10 +125,11 @@ def test_attempts_without_a_result_are_not_counted() -> None:
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.accuracy.shapes import AxisRange, InputDomain, InputResult, Span
+from qdqspec.accuracy.shapes import InputDomain, InputResult, Span
 from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
-axes = (AxisRange(least=1, most=4, name='n'),)
-x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=(axes,), known=Span(0, 1), tried=Span(-1, 2))
+from qdqspec.types import InputShape
+shapes, spans = (InputShape(min=(1,), opt=(1,), max=(4,)),), {'known': Span(0, 1), 'tried': Span(-1, 2)}
+x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=shapes, axes=('n',), **spans)
 found = search_inputs(drawn_inputs((x,), ()),
              lambda drawn: InputResult(('broken',) if 2 in drawn['x'].values else (), 0.0),
              examples=100, seconds=60, seed_number=3)
@@ -187,12 +181,12 @@ def test_a_range_of_an_unknown_input_is_an_error() -> None:
         domains(values={"maks": Span(0, 1)})
 
 
-def test_shapes_are_within_the_declared_ranges_and_named_dimensions_are_shared() -> None:
+def test_shapes_are_within_the_declared_ranges_and_dimensions_have_the_names_of_the_model() -> None:
     ranges = InputShape(min=(1, 4), opt=(2, 8), max=(8, 64))
     found = domains(ShapeProfile(shapes={"ids": ranges, "mask": ranges}))
-    batch, sequence = (AxisRange(least=1, most=8, name="batch"), AxisRange(least=4, most=64, name="sequence"))
-    assert found["ids"].shapes == found["mask"].shapes == ((batch, sequence),)
-    assert [(axis.least, axis.most) for axis in found["x"].shapes[0]] == [(2, 2), (5, 5)]  # as in the model
+    assert found["ids"].shapes == found["mask"].shapes == (ranges,)
+    assert found["ids"].axes == found["mask"].axes == ("batch", "sequence")
+    assert found["x"].shapes == (InputShape.of((2, 5)),)  # as in the model
 
 
 def test_spans_are_those_of_finite_values() -> None:

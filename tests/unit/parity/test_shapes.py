@@ -119,15 +119,15 @@ def test_dynamic_dimensions_that_are_not_declared_are_taken_from_the_data(tmp_pa
 def test_a_declared_shape_sets_the_named_dimensions_of_other_inputs() -> None:
     pair = ["batch", "length"]
     model = model_with(ids=pair, mask=pair, lengths=["batch"], other=["batch", 4])
-    inputs = shaped_by_data(model, declared(ids=(2, 64)))
+    inputs = declared(ids=(2, 64))
     shapes = {"ids": (2, 64), "mask": (2, 64), "lengths": (2,), "other": (2, 4)}
     assert resolve_shapes(model, inputs) == shapes
     span = InputShape(min=(1, 1), opt=(1, 64), max=(4, 128))
-    (profile,) = shaped_by_data(model, Inputs(profiles=(ShapeProfile(shapes={"ids": span}),))).profiles
+    (profile,) = shape_profiles(model, Inputs(profiles=(ShapeProfile(shapes={"ids": span}),)))
     assert profile.shapes["mask"] == span
     assert profile.shapes["lengths"] == InputShape(min=(1,), opt=(1,), max=(4,))
     batched = replace(declared(ids=(2, 64)), batch=8)
-    shapes = resolve_shapes(model, shaped_by_data(model, batched))
+    shapes = resolve_shapes(model, batched)
     assert {shape[0] for shape in shapes.values()} == {8}
 
 
