@@ -71,9 +71,8 @@ class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials.
 
     It may have a function ``refuse(space)`` that raises `ConfigError`, asked before any data is read. It may have
-    ``steps``, a text for each phase of its trials in order: if a limit ends the search, the result names the steps that
-    were not reached. It may have ``least_gain``, the expected saving, as a share of the time, below which it stops, and
-    ``refused``, the units with which no placement was built: the result states them.
+    ``least_gain``, the expected saving, as a share of the time, below which it stops, and ``refused``, the units with
+    which no placement was built: the result states them.
     """
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...

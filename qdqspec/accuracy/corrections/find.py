@@ -178,15 +178,14 @@ CORRECTIONS: Mapping[str, Callable[[Problem], Problem]] = {
 class FoundCorrections:
     """The accepted corrections, and the gain of each that was tried, also of rejected ones.
 
-    ``failures`` are the reasons why others could not be tried, by name; ``untried`` were not begun within the time.
-    ``model`` and ``numbers`` are those of the equalized model, ``None`` if no chain is ``equalized``.
+    ``failures`` are the reasons why others could not be tried, by name. ``model`` and ``numbers`` are
+    those of the equalized model, ``None`` if no chain is ``equalized``.
     """
 
     ranges: Ranges = field(default_factory=dict)
     biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
     gains: tuple[CorrectionGain, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    untried: tuple[str, ...] = ()
     equalized: tuple[Equalization, ...] = ()
     model: Model | None = None
     numbers: Quantizer | None = None
@@ -200,15 +199,13 @@ def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrec
     samples. A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first
     one, and `RehearsalRefusedError` if the model cannot be rehearsed.
     """
-    failures, untried = dict[str, str](), list[str]()
+    failures = dict[str, str]()
     errors = task.errors(task.model, task.numbers, 1 / judgements)
     problem = Problem(task=task, model=task.model, numbers=task.numbers, errors=errors)
     for name, apply in CORRECTIONS.items():
         is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)
-        if name not in task.allowed or not is_possible or problem.errors[0].worst_db >= task.enough_db:
-            continue
-        if task.is_over():
-            untried.append(name)
+        is_enough = problem.errors[0].worst_db >= task.enough_db
+        if name not in task.allowed or not is_possible or is_enough or task.is_over():
             continue
         try:
             problem = apply(problem)
@@ -220,7 +217,6 @@ def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrec
         biases=found.biases,
         gains=problem.gains,
         failures=failures,
-        untried=tuple(untried),
         equalized=problem.equalized,
         model=problem.model if problem.equalized else None,
         numbers=problem.numbers if problem.equalized else None,
@@ -231,7 +227,6 @@ def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) 
     """Write corrections with their gains; ``run`` describes model, data and rules."""
     content: dict[str, Any] = {
         "gains": [asdict(gain) for gain in found.gains],
-        "untried": list(found.untried),
         "equalized": [change.record for change in found.equalized],
         "ranges": {tensor: [span.low, span.high] for tensor, span in found.ranges.items()},
         "biases": [[*key, shift.tolist()] for key, shift in found.biases.items()],
@@ -251,7 +246,6 @@ def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None
                 (tensor, name, axis): np.array(b, np.float32) for tensor, name, axis, b in content["biases"]
             },
             gains=tuple(from_data(CorrectionGain, gain) for gain in content["gains"]),
-            untried=tuple(content["untried"]),
             equalized=EQUALIZATIONS.validate_python(content["equalized"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

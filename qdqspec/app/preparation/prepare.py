@@ -453,7 +453,7 @@ class Prepared:
         path, read_only = self._kept
         known = read_case_corrections(self, path)
         found = known or find_case_corrections(self)
-        if known is None and not read_only and (found.gains or found.untried):
+        if known is None and not read_only:
             write_found(path, self.journal_header, found)  # a resumed search has the same
         return found
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -201,14 +201,8 @@ def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.05)
             f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
         )
     rules = prepared.case.tune
-    cut_short = cut_short_text(
-        search.ended_by,
-        search.trials,
-        rules,
-        usual=trials_of(replace(rules, minutes=None), prepared.space, tuning.make),
-        steps=getattr(tuning.make, "steps", {}),
-        untried=prepared.corrections.untried,
-    )
+    usual = trials_of(replace(rules, minutes=None), prepared.space, tuning.make)
+    cut_short = cut_short_text(search.ended_by, search.trials, rules, usual)
     refused = oracle.refused_text if oracle is not None and choice.unchanged else ""
     reasons = (choice.reason, why_text(rejected), refused, cut_short or ended)
     reference_ms = confirmed.latency.samples["reference"].median_ms("wall")
@@ -233,28 +227,14 @@ def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.05)
     )
 
 
-def cut_short_text(
-    ended_by: str,
-    trials: Sequence[Trial],
-    rules: TuneRules,
-    *,
-    usual: int,
-    steps: Mapping[str, str],
-    untried: Collection[str] = (),
-) -> str:
-    """A search that ended at a limit: the candidates built, the steps not reached, and the option to raise.
+def cut_short_text(ended_by: str, trials: Sequence[Trial], rules: TuneRules, usual: int) -> str:
+    """A search that ended at a limit: the candidates built, and the option to raise; empty if no limit ended it.
 
-    ``usual`` is the number of candidates without a time limit, ``steps`` are the phases of the strategy in order, and
-    ``untried`` the corrections not tried. Empty if no limit ended the search.
+    ``usual`` is the number of candidates without a time limit.
     """
     if not ended_by:
         return ""
     built = len({t.placement.digest for t in trials if is_candidate(t)})
-    phases = {trial.phase for trial in trials if trial.placement.sites}
-    reached = max((number for number, phase in enumerate(steps) if phase in phases), default=-1)
-    missing = list(steps.values())[reached + 1 :]
-    missing += [f"corrections ({', '.join(untried)})"] if untried else []
-    not_reached = f", not reached: {', '.join(missing)}" if missing else ""
     of = f"{built} of about " if usual > built else ""
     if "run" in ended_by:
         option = "--qdq-time-limit"
@@ -265,8 +245,8 @@ def cut_short_text(
         shown = math.ceil(minutes) if minutes > 2 else math.ceil(2 * minutes) / 2
         option = f"--minutes {shown:g} (tune.minutes)"
     return (
-        f"the search ended at {ended_by}, before it was done: {of}{count_text(max(built, usual), 'candidate')} built"
-        f"{not_reached}, give it more with {option}"
+        f"the search ended at {ended_by}, before it was done: {of}{count_text(max(built, usual), 'candidate')} built, "
+        f"give it more with {option}"
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from qdqspec._core.registry import resolve
 from qdqspec._core.store import Store
@@ -40,10 +39,11 @@ from qdqspec.types import (
     GraphPart,
     LatencyEvidence,
     LintTarget,
+    Optimizer,
     ParityEvidence,
-    ParitySearch,
     QuantizedWork,
     SearchResult,
+    SurvivalEvidence,
     Verdict,
 )
 from qdqspec.types.requests import (
@@ -74,10 +74,8 @@ class CaseWork:
         self.raised: set[str] = set()
         self.renewals: tuple[Renewal, ...] = ()
         self._culprits: CulpritEvidence | None = None
-        self._parity_search: dict[str, ParitySearch] = {}
-        self._replays: dict[str, str] = {}
-        self._figures: dict[str, Mapping[str, float]] = {}
-        self._fields: dict[EvidenceKind, dict[str, Any]] = {}  # of the evidence, by the kinds measured so far
+        self._whole: dict[str, Any] = {}  # fields of the evidence that kinds of checks need
+        self._requested: dict[str, dict[str, Any]] = {}  # fields that checks request with parameters, by key
         self._failure: QdqspecError | None = None
 
     @cached_property
@@ -148,12 +146,18 @@ class CaseWork:
         )
 
     def evidence(self, needs: frozenset[EvidenceKind]) -> Evidence:
-        """The evidence of a finished search so far; the requested kinds are measured."""
+        """The evidence of a finished search so far; the kinds that ``needs`` has are measured."""
         search = self.search
-        for kind in get_args(EvidenceKind):  # timing is first, nearest to the search
-            if kind in needs and kind not in self._fields:
-                self._fields[kind] = self._measured(kind)
-        fields = {name: value for known in self._fields.values() for name, value in known.items()}
+        if "latency" in needs and "latency" not in self._whole:  # first, nearest to the search
+            self._whole["latency"] = self.latency
+        if "regression" in needs and "regression" not in self._whole:
+            gate = self._gate()
+            self.renewals, self._whole["regression"] = gate.renewals, gate.evidence
+        if "parity" in needs:
+            self._whole["parity"] = self.parity
+        if "size" in needs:
+            self._whole["size_bytes"] = self._sizes
+        asked: dict[str, Any] = {field: dict(known) for field, known in self._requested.items()}
         known, folder = self.unsearched, self.find().folder
         # the files of --qdq-scheme are in a folder below the winner's
         output = folder if folder.parent == known.output else known.output
@@ -163,12 +167,11 @@ class CaseWork:
             search=search,
             pairs=self.scheme.pairs,
             culprits=self._culprits,
-            parity_search=self._parity_search,
-            replays=self._replays,
             profiles=self.prepared.options.profiles,
             node_ops=self._node_ops,
             quantized=self._quantized,
-            **fields,
+            **self._whole,
+            **asked,
             warnings=self.warnings,
         )
 
@@ -227,7 +230,7 @@ class CaseWork:
         The errors of quantization and of the runtime are measured separately if a check requests parity, and if there
         are no checks.
         """
-        requests = self._requested(ParityRequest)
+        requests = self._requests(ParityRequest)
         divided = not self.case.checks or bool(requests)
         parity = compare_models(self.prepared, self.tuned_path, divided=divided)
         is_limited = any(request.limits_slices for request in requests)
@@ -242,48 +245,82 @@ class CaseWork:
         """
         return compare_models(self.prepared if self.case.spec is not None else self.as_given, tuned)
 
-    def _requested(self, kind: type[AnyRequest]) -> list[AnyRequest]:
+    def _requests(self, kind: type[AnyRequest]) -> list[AnyRequest]:
         """The requests of one type of all checks of the case, in their order."""
         return [request for _, request in requested(self.case.checks, kind)]
 
-    def gather(self, check: CheckSpec, *, culprit_seconds: float = 30.0) -> None:
-        """Collect the evidence that only this check may need, once; raises if it cannot be computed.
-
-        If quantization contributes to a parity failure, that is the pairs that cost most; if the data breaks no limit
-        and an input is to be searched, it is one that does. All is stored with the case. The search for pairs may take
-        ``culprit_seconds``: less finds fewer pairs of a slow model.
-        """
+    def gather(self, check: CheckSpec) -> None:
+        """Collect the evidence that a check requests with parameters, once; raises if it cannot be computed."""
+        prepared, tuned = self.prepared, self.tuned_path
         for request in requests_of(check):
-            if isinstance(request, ScoreRequest):
-                self.prepared.scores.of_file(self.tuned_path, request.metric, request.output)
-            elif isinstance(request, ParityRequest):
-                output = request.culpable(self.parity)
-                if output is not None and self._culprits is None:
-                    self._culprits = self.find_culprits(output, seconds=culprit_seconds)
-                limits, outputs = request.limits, self.parity.outputs
-                if limits is None or request.key in self._replays or self.search.unchanged:
-                    continue
-                # the worst input is kept if the data breaks a limit that Polygraphy knows
-                if limits.broken_by(outputs) and limits.polygraphy_words(outputs):
-                    command = replay_failure(self.prepared, self.tuned_path, limits, check.id)
-                    self._replays[request.key] = command
-            elif isinstance(request, InputRequest):
-                is_known = request.key in self._parity_search
-                if not is_known and not request.limits.broken_by(self.parity.outputs):
-                    found = search_input(self.prepared, self.tuned_path, request, check.id)
-                    self._parity_search[request.key] = found
-            elif isinstance(request, FigureRequest):
-                self._measure(request)
+            match request:
+                case ScoreRequest():
+                    self._collect("accuracy", request.key, partial(self._score, request))
+                case FigureRequest():
+                    self._collect("figures", request.key, partial(self._figures, request))
+                case SurvivalRequest(optimizer=name):
+                    self._collect("survival", name, partial(self._survival, name))
+                case BuildRequest():
+                    self._collect("builds", request.key, partial(build_for, prepared, tuned, request))
+                case LintRequest():
+                    self._lint(request.target)
+                case ParityRequest() | InputRequest():
+                    self._explain_parity(request, check.id)
+
+    def _explain_parity(
+        self, request: ParityRequest | InputRequest, check: str, *, culprit_seconds: float = 30.0
+    ) -> None:
+        """What a parity check tells beyond the figures: culpable pairs, a command that repeats it, the worst input.
+
+        The pairs that cost most are found if quantization contributes to a failure: they may take ``culprit_seconds``,
+        less finds fewer pairs of a slow model. An input is searched for only if the data breaks no limit.
+        """
+        models, outputs, limits = (self.prepared, self.tuned_path), self.parity.outputs, request.limits
+        is_broken = limits is not None and bool(limits.broken_by(outputs))
+        if isinstance(request, InputRequest):
+            if not is_broken:
+                self._collect("parity_search", request.key, partial(search_input, *models, request, check))
+            return
+        output = request.culpable(self.parity)
+        if output is not None and self._culprits is None:
+            self._culprits = self.find_culprits(output, seconds=culprit_seconds)
+        # the worst input is kept if the data breaks a limit that Polygraphy knows
+        if is_broken and limits and not self.search.unchanged and limits.polygraphy_words(outputs):
+            self._collect("replays", request.key, partial(replay_failure, *models, limits, check))
+
+    def _collect(self, field: str, key: str, measure: Callable[[], Any]) -> None:
+        """Measure an entry of a field of the evidence, unless it is known."""
+        if key not in self._requested.get(field, {}):
+            self._requested.setdefault(field, {})[key] = measure()
 
     def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
         """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
         scheme = self.scheme
         return culprits_of(self.prepared, scheme.pairs, output, factors=scheme.equalized, **limits)
 
-    def _measure(self, request: FigureRequest) -> None:
-        if request.key not in self._figures:
-            measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))
-            self._figures[request.key] = {name: float(value) for name, value in measured.items()}
+    def _figures(self, request: FigureRequest) -> Mapping[str, float]:
+        measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))
+        return {name: float(value) for name, value in measured.items()}
+
+    def _score(self, request: ScoreRequest) -> AccuracyEvidence:
+        scores, metric, output = self.prepared.scores, request.metric, request.output
+        reference = scores.of_reference(metric, output)
+        return accuracy_evidence(metric, reference, scores.of_file(self.tuned_path, metric, output))
+
+    def _survival(self, optimizer: Optimizer) -> SurvivalEvidence:
+        (found,) = check_survival(self.tuned_path, [optimizer])
+        return found
+
+    def _lint(self, target: LintTarget) -> None:
+        """Lint findings on the tuned model for a target; its runtime loads the model if one of the checks asks so."""
+        asked = any(one.load for one in self._requests(LintRequest) if one.target == target)
+        if target not in self._requested.get("lint", {}):
+            options, feed = self.prepared.options, self.prepared.loads[0].feeds
+            found = lint_and_load(
+                load_model(self.tuned_path), target, options=options, feed=feed, loads=asked
+            )
+            self._collect("lint", target, lambda: found.findings)
+            self._collect("lint_loads", target, lambda: found.note)
 
     def validate(self) -> None:
         """Raise before a search if evaluation data cannot be used, or if no check can be judged."""
@@ -297,7 +334,7 @@ class CaseWork:
             raise errors[0]
         evaluation = self.prepared.evaluation
         # computing the reference's metric has read all of it
-        if evaluation is not None and (errors or not self._requested(ScoreRequest)):
+        if evaluation is not None and (errors or not self._requests(ScoreRequest)):
             for _ in evaluation:
                 pass
 
@@ -307,65 +344,16 @@ class CaseWork:
             self.prepared.scores.require(request.metric, line=check.line)
             self.prepared.scores.of_reference(request.metric, request.output)
 
-    def _measured(self, kind: EvidenceKind) -> dict[str, Any]:
-        """The fields of the evidence of a kind. All evidence has the kinds that are not named here."""
-        prepared, tuned = self.prepared, self.tuned_path
-        match kind:
-            case "latency":
-                return {"latency": self.latency}
-            case "parity":
-                return {"parity": self.parity}
-            case "regression":
-                gate = self._gate()
-                self.renewals = gate.renewals
-                return {"regression": gate.evidence}
-            case "accuracy":
-                scores, metrics = prepared.scores, dict[str, AccuracyEvidence]()
-                for request in self._requested(ScoreRequest):
-                    with suppress(QdqspecError):  # `require` and `gather` raise the error
-                        reference = scores.of_reference(request.metric, request.output)
-                        found = scores.of_file(tuned, request.metric, request.output)
-                        metrics[request.key] = accuracy_evidence(request.metric, reference, found)
-                return {"accuracy": metrics}
-            case "size":
-                data = tuned.with_name(f"{tuned.name}.data")
-                files = {
-                    "reference": [require_path(prepared.given), *prepared.given.external_files()],
-                    "tuned": [tuned, data] if data.is_file() else [tuned],
-                }
-                sizes = {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
-                return {"size_bytes": sizes}
-            case "lint":
-                return self._linted()
-            case "survival":
-                optimizers = dict.fromkeys(each.optimizer for each in self._requested(SurvivalRequest))
-                surviving = check_survival(tuned, tuple(optimizers))
-                return {"survival": {each.optimizer: each for each in surviving}}
-            case "builds":
-                builds = dict.fromkeys(self._requested(BuildRequest))
-                return {"builds": {each.key: build_for(prepared, tuned, each) for each in builds}}
-            case "figures":
-                for figure in self._requested(FigureRequest):
-                    with suppress(QdqspecError):  # `gather` raises the error
-                        self._measure(figure)
-                return {"figures": dict(self._figures)}
-            case _:
-                return {}
-
-    def _linted(self) -> dict[str, Any]:
-        """Lint findings on the tuned model, and loads of it, for the targets that checks request."""
-        loads: dict[LintTarget, bool] = {}
-        for request in self._requested(LintRequest):
-            loads[request.target] = request.load or loads.get(request.target, False)
-        tuned, feed = load_model(self.tuned_path), self.prepared.loads[0].feeds
-        linted = {
-            target: lint_and_load(tuned, target, options=self.prepared.options, feed=feed, loads=asked)
-            for target, asked in loads.items()
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of the files of the given and the tuned model."""
+        given, tuned = self.prepared.given, self.tuned_path
+        data = tuned.with_name(f"{tuned.name}.data")
+        files = {
+            "reference": [require_path(given), *given.external_files()],
+            "tuned": [tuned, data] if data.is_file() else [tuned],
         }
-        return {
-            "lint": {target: each.findings for target, each in linted.items()},
-            "lint_loads": {target: each.note for target, each in linted.items()},
-        }
+        return {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
 
     def _gate(self) -> Gate:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""

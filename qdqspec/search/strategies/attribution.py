@@ -34,11 +34,6 @@ class Attribution(Stepwise):
     """
 
     least_gains: ClassVar[Mapping[str, float]] = {"quick": 0.03, "default": 0.01, "extensive": 0.0}
-    steps: ClassVar[Mapping[str, str]] = {
-        "pure": "uniform placements",
-        "compose": "compositions of the fastest labels",
-        "refine": "changes of single blocks",
-    }
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._energy: Energy | None = None
