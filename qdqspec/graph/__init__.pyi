@@ -1,13 +1,10 @@
 from .check import (
-    first_line as first_line,  # the first line of a native exception's message
     type_problem as type_problem,  # the first problem in types and shapes that ONNX's checker finds
 )
 from .conversion import (
-    FLOAT16 as FLOAT16,  # ONNX's number of the type
     computes_in_float16 as computes_in_float16,  # whether an operator reads or makes float16
     converted_like as converted_like,  # the model, in float32 if ``other`` was converted
     in_float32 as in_float32,  # the model with float32 in place of float16, in bodies too
-    is_converted as is_converted,  # whether a model was converted from float16 by `in_float32`
     raise_opset as raise_opset,  # the same model at default opset ``version`` or above, as a new proto
     with_integer_kernels as with_integer_kernels,  # the model that pairs are inserted into
     with_types as with_types,  # the model with ``dtype`` for tensors of unknown type
@@ -28,7 +25,6 @@ from .dynamic_pairs import (
     with_pairs as with_pairs,  # Q/DQ pairs in the place of kernels with dynamic ranges
 )
 from .flat import (
-    MARKERS as MARKERS,  # the domain of the markers
     Scope as Scope,  # one graph of a model
     closed as closed,  # the model of a flat form
     find_scopes as find_scopes,  # all graphs of a model, each before its bodies
@@ -48,15 +44,11 @@ from .given import (
     OwnCopy as OwnCopy,  # a changed copy of a user's model; its file exists as long as the copy
     cautions as cautions,  # properties that make measurements unreliable, each with advice
     digests_of as digests_of,  # digests of interface and nodes as one text
-    fixed_in as fixed_in,  # the inputs that a copy has fixed; none for the user's own model
     given_model as given_model,  # the user's model, inlined, with constant weights and fixed inputs
+    inlined as inlined,  # a copy with local functions inlined; the model itself if it has none
     is_faithful as is_faithful,  # whether the cast is valid
     random_nodes as random_nodes,  # the names of nodes that draw random numbers in each run
-    unconfirmed_outputs as unconfirmed_outputs,  # outputs whose declared shape may be wrong
     with_true_outputs as with_true_outputs,  # the model, with the shapes of a run where declared ones differ
-)
-from .inlining import (
-    inlined as inlined,  # a copy with local functions inlined; the model itself if it has none
 )
 from .model import (
     QDQ_OPS as QDQ_OPS,  # QuantizeLinear and DequantizeLinear

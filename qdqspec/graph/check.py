@@ -10,7 +10,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
-from heapq import heappop, heappush
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -23,9 +22,9 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     all_graphs,
-    copy_model,
     graphs_inside,
     is_external,
+    map_tensors,
     names_read_inside,
     opset_of,
     refill,
@@ -49,8 +48,7 @@ _INLINE = "export the model without local functions, or with fewer"
 def sort_nodes(proto: onnx.ModelProto, path: Path) -> bool:
     """Move each node behind the nodes whose outputs it or its bodies read, as ONNX requires; whether any was moved.
 
-    ONNX Runtime loads models in another order, and tools write them. Nodes that need not move keep their order. Changes
-    the model. Raises `ModelError` for a cycle.
+    ONNX Runtime loads models in another order, and tools write them. Raises `ModelError` for a cycle.
     """
     inside = (body for function in proto.functions for node in function.node for body in graphs_inside(node))
     graphs = [*all_graphs(proto.graph), *(graph for body in inside for graph in all_graphs(body))]
@@ -64,9 +62,8 @@ def sort_nodes(proto: onnx.ModelProto, path: Path) -> bool:
         reads = [{makers[name] for name in names if name in makers} for names in read]
         if all(max(makers_read, default=-1) < number for number, makers_read in enumerate(reads)):
             continue
-        sorter = TopologicalSorter(dict(enumerate(reads)))
         try:
-            sorter.prepare()
+            order = [*TopologicalSorter(dict(enumerate(reads))).static_order()]
         except CycleError as error:
             names = [nodes[number].name or nodes[number].op_type for number in error.args[1][:5]]
             what = (
@@ -75,20 +72,13 @@ def sort_nodes(proto: onnx.ModelProto, path: Path) -> bool:
             raise ModelError(
                 what, where=path, cure="remove this cycle, or make it the body of a Loop"
             ) from None
-        ready, order = list(sorter.get_ready()), list[onnx.NodeProto]()
-        while ready:
-            number = heappop(ready)
-            order.append(nodes[number])
-            sorter.done(number)
-            for behind in sorter.get_ready():
-                heappush(ready, behind)
-        refill(holder.node, order)
+        refill(holder.node, [nodes[number] for number in order])
         was_moved = True
     return was_moved
 
 
-def check_model(proto: onnx.ModelProto, path: Path, *, is_changed: bool = False) -> None:
-    """Raise `ModelError` naming the file and the first problem of the model; the file lacks what is changed."""
+def check_model(proto: onnx.ModelProto, path: Path) -> None:
+    """Raise `ModelError` naming the file and the first problem of the model."""
     if not proto.graph.node:
         raise ModelError("the model has no nodes", where=path, cure=_AGAIN)
     # protobuf returns names that are not UTF-8 as bytes
@@ -96,27 +86,22 @@ def check_model(proto: onnx.ModelProto, path: Path, *, is_changed: bool = False)
     if bad is not None:
         raise ModelError(f"a name in the model is not text: {bad!r:.60}", where=path, cure=_AGAIN)
     _check_calls(proto, path)
-    is_own_data = False
     for tensor in tensors(proto):
         _check_type(tensor, path)
         if is_external(tensor):
-            is_own_data |= _check_data(tensor, path) == path
+            _check_data(tensor, path)
         elif tensor.HasField("raw_data"):
             _check_length(len(tensor.raw_data), tensor, path)
-    checked: onnx.ModelProto | str = str(path)
-    # The checker would read a whole large file twice to see weights whose length is already verified, and it rejects
-    # outputs without a declared shape and a runtime's operators, which runtimes accept and exporters write.
-    if is_changed or is_own_data or _without_shape(proto) or _runtime_nodes(proto):
-        checked = copy_model(proto, but={"initializer"})
-        for tensor in proto.graph.initializer:
-            empty = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
-            checked.graph.initializer.append(empty if is_external(tensor) else tensor)
-        for end in _without_shape(checked):
+    # The checker sees a copy: it would read weights whose length is already verified, and it rejects outputs without a
+    # declared shape and a runtime's operators, which runtimes accept and exporters write.
+    checked = map_tensors(proto, lambda tensor: _without_data(tensor) if is_external(tensor) else tensor)
+    for end in (*checked.graph.input, *checked.graph.output):
+        if end.type.HasField("tensor_type"):
             end.type.tensor_type.shape.SetInParent()
-        for node in (nodes := _runtime_nodes(checked)):
-            node.domain = _RUNTIME_DOMAIN
-        if nodes and all(imported.domain != _RUNTIME_DOMAIN for imported in checked.opset_import):
-            checked.opset_import.add(domain=_RUNTIME_DOMAIN, version=1)
+    for node in (nodes := _runtime_nodes(checked)):
+        node.domain = _RUNTIME_DOMAIN
+    if nodes and all(imported.domain != _RUNTIME_DOMAIN for imported in checked.opset_import):
+        checked.opset_import.add(domain=_RUNTIME_DOMAIN, version=1)
     try:
         onnx.checker.check_model(checked)
     except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
@@ -150,12 +135,8 @@ def _invalid(what: str, path: Path) -> ModelError:
     return ModelError(f"the model is not valid ONNX: {what}", where=path, cure=_AGAIN)
 
 
-def _without_shape(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs and outputs of the main graph that have a tensor type and no shape."""
-    ends = (*proto.graph.input, *proto.graph.output)
-    return [
-        end for end in ends if end.type.HasField("tensor_type") and not end.type.tensor_type.HasField("shape")
-    ]
+def _without_data(tensor: TensorProto) -> TensorProto:
+    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
 
 
 def _runtime_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -186,20 +167,17 @@ def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
     """Limit the expansion of local functions: calling each other twice, thirty deep, gives 10**9 nodes."""
     called = {(f.domain, f.name): _calls(f.node) for f in proto.functions}
     sizes: dict[tuple[str, str], int] = {}
-    depth = 0
-    while len(sizes) < len(called):
-        ready = {
-            name: sum(sizes.get(inner, 1) for inner in calls)
-            for name, calls in called.items()
-            if name not in sizes and all(inner in sizes for inner in calls if inner in called)
-        }
-        if not ready:
-            raise ModelError("its local functions call themselves", where=path, cure=_AGAIN)
-        sizes |= ready
-        depth += 1
-        if depth > DEEPEST_CALLS:
-            what = f"its local functions call each other more than {DEEPEST_CALLS} deep"
-            raise ModelError(what, where=path, cure=_INLINE)
+    depths: dict[tuple[str, str], int] = {}
+    try:
+        order = [*TopologicalSorter(called).static_order()]
+    except CycleError:
+        raise ModelError("its local functions call themselves", where=path, cure=_AGAIN) from None
+    for name in order:
+        sizes[name] = sum(sizes[inner] for inner in called.get(name, ())) if name in called else 1
+        depths[name] = 1 + max((depths[inner] for inner in called.get(name, ())), default=0)
+    if max(depths.values(), default=0) > DEEPEST_CALLS:
+        what = f"its local functions call each other more than {DEEPEST_CALLS} deep"
+        raise ModelError(what, where=path, cure=_INLINE)
     total = sum(sizes.get(name, 1) for name in _calls(proto.graph.node)) if called else 0
     if total > MOST_CALLS:
         raise ModelError(f"its local functions expand to {total:,} nodes", where=path, cure=_INLINE)
@@ -248,8 +226,8 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     return file, entries
 
 
-def _check_data(tensor: TensorProto, path: Path) -> Path:
-    """Verify that a tensor's file has the bytes that its shape needs; return the file."""
+def _check_data(tensor: TensorProto, path: Path) -> None:
+    """Verify that a tensor's file has the bytes that its shape needs."""
     file, entries = _place(tensor, path)
     numbers: dict[str, int] = {}
     for key in entries.keys() & {"offset", "length"}:
@@ -266,7 +244,6 @@ def _check_data(tensor: TensorProto, path: Path) -> Path:
             where=file,
             cure="copy the file again",
         )
-    return file
 
 
 def _check_length(length: int, tensor: TensorProto, path: Path) -> None:

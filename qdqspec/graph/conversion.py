@@ -20,7 +20,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper, version_converter
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import type_problem
 from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import CONVERTED_FROM, Model, Node
 from qdqspec.graph.ops import is_constant_node, is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
@@ -29,7 +29,6 @@ from qdqspec.graph.protos import (
     copy_model,
     free_initializers,
     map_tensors,
-    metadata,
     opset_of,
     refill,
     rename_tensors,
@@ -38,11 +37,9 @@ from qdqspec.graph.protos import (
 from qdqspec.graph.storage import array_of
 from qdqspec.graph.unify import assumed
 
-CONVERTED_FROM = "qdqspec.converted_from"  # model metadata: the float type before the conversion to float32
-FLOAT16 = "float16"
 REAL_TYPES = {
     "float32": onnx.TensorProto.FLOAT,
-    FLOAT16: onnx.TensorProto.FLOAT16,
+    "float16": onnx.TensorProto.FLOAT16,
     "bfloat16": onnx.TensorProto.BFLOAT16,
 }
 # attributes of operators that hold the type of a result, or of the computation
@@ -144,14 +141,9 @@ def _find_float16_nodes(model: Model) -> Iterator[Node]:
             yield node
 
 
-def is_converted(model: Model) -> bool:
-    """Whether a model was converted from float16 by `in_float32`, or derives from one that was."""
-    return metadata(model.proto, CONVERTED_FROM) == FLOAT16
-
-
 def converted_like(model: Model, other: Model) -> Model:
     """The model, in float32 if ``other`` was converted and this one computes in float16."""
-    return in_float32(model) if is_converted(other) and computes_in_float16(model) else model
+    return in_float32(model) if other.converted_from and computes_in_float16(model) else model
 
 
 def with_integer_kernels(model: Model, *, quantizes_half: bool) -> tuple[Model, str]:
@@ -206,7 +198,7 @@ def in_float32(model: Model) -> Model:
             if attribute.name in _TYPES and attribute.i == TensorProto.FLOAT16:
                 attribute.i = TensorProto.FLOAT
     _add_casts(proto, {name for node in model.nodes for name in (node.name, *node.inputs, *node.outputs)})
-    proto.metadata_props.add(key=CONVERTED_FROM, value=FLOAT16)
+    proto.metadata_props.add(key=CONVERTED_FROM, value="float16")
     problem = type_problem(proto)
     if problem and not type_problem(model.proto):
         raise ModelError(f"the model is not valid in float32: {problem}", where=model.where)

@@ -21,20 +21,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
 from qdqspec.graph.flat import free_name, names_in
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
-    DEFAULT_DOMAINS,
-    all_graphs,
     attribute_of,
-    constants_of,
     copied,
     copy_model,
     opset_of,
     padded_inputs,
     refill,
 )
-from qdqspec.graph.storage import array_of
 from qdqspec.graph.trt import meanings
 
 if TYPE_CHECKING:
@@ -108,60 +105,47 @@ def as_defined(model: Model) -> onnx.ModelProto:
 
     Operators with scales of another type than float32, or with scales for each row of a product, stay.
     """
-    if not any(_is_defined(node.proto) for node in model.nodes):
-        return model.proto
-    proto = copy_model(model.proto)
-    known: dict[str, TensorProto] = {}
-    # runtimes refuse a new name that two graphs have
-    taken = {name for graph in all_graphs(proto.graph) for name in names_in(graph)}
-    for graph in all_graphs(proto.graph):
-        known |= constants_of(graph)
-        _Rewriting(graph, known, model.folder, taken).run()
-    return proto
+    return _Rewriting(model).proto() if any(map(_is_defined, model.nodes)) else model.proto
 
 
 def is_quantized(model: Model) -> bool:
     """Whether a model has Q/DQ nodes or operators that compute in integers."""
-    return any(node.op_type in QDQ_OPS or _is_defined(node.proto) for node in model.nodes)
+    return any(node.op_type in QDQ_OPS or _is_defined(node) for node in model.nodes)
 
 
-def _is_defined(node: onnx.NodeProto) -> bool:
+def _is_defined(node: Node) -> bool:
     """Whether it is an operator that `as_defined` changes."""
-    if node.domain in DEFAULT_DOMAINS:
+    if is_default(node):
         return node.op_type in _STANDARD
     return node.domain == CONTRIBUTED and node.op_type in (_PRODUCTS.keys() | _WEIGHTS.keys()) - _STANDARD
 
 
 class _Rewriting:
-    """Replaces the operators of one graph. ``known`` are the constants of this graph and of those around it.
+    """Replaces the operators of a model, on its flat form."""
 
-    No new name is among those ``taken``, to which it is added.
-    """
-
-    def __init__(
-        self, graph: onnx.GraphProto, known: Mapping[str, TensorProto], base: Path | None, taken: set[str]
-    ) -> None:
-        self._graph = graph
-        self._known = known
-        self._base = base
-        self._free = partial(free_name, taken=taken)
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._known = model.constants
+        self._free = partial(free_name, taken=names_in(model.flat.graph))
         self._made: list[onnx.NodeProto] = []  # for the current operator
         self._constants: list[TensorProto] = []
 
-    def run(self) -> None:
+    def proto(self) -> onnx.ModelProto:
         nodes: list[onnx.NodeProto] = []
         others = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-        for node in self._graph.node:
+        for node in self._model.nodes:
             self._made = []
-            read = (self._known[name].data_type for name in node.input if name in self._known)
+            read = (self._known[name].data_type for name in node.inputs if name in self._known)
             if _is_defined(node) and not any(kind in others for kind in read):
                 if node.op_type in _WEIGHTS:
-                    self._keep_with_unsigned_weights(node)
+                    self._keep_with_unsigned_weights(node.proto)
                 else:
-                    self._define_product(node)
-            nodes += self._made or [copied(node)]
-        refill(self._graph.node, nodes)
-        self._graph.initializer.extend(self._constants)
+                    self._define_product(node.proto)
+            nodes += self._made or [node.proto]
+        flat = copy_model(self._model.flat, but={"node"})
+        flat.graph.node.extend(nodes)
+        flat.graph.initializer.extend(self._constants)
+        return Model(flat).proto
 
     def _keep_with_unsigned_weights(self, node: onnx.NodeProto) -> None:
         """An operator that stays, with uint8 weights in the place of int8 ones."""
@@ -172,8 +156,8 @@ class _Rewriting:
             if weight is None or weight.data_type != TensorProto.INT8 or (given[zero_place] and zero is None):
                 continue
             changed.input.extend([""] * (zero_place + 1 - len(changed.input)))
-            zeros = np.zeros((), np.int8) if zero is None else array_of(zero, self._base)
-            for input_, values in ((place, array_of(weight, self._base)), (zero_place, zeros)):
+            zeros = np.zeros((), np.int8) if zero is None else self._model.array(given[zero_place])
+            for input_, values in ((place, self._model.array(given[place])), (zero_place, zeros)):
                 changed.input[input_] = self._constant((values.astype(np.int16) + 128).astype(np.uint8))
         self._made.append(changed)
 

@@ -11,21 +11,26 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import list_text
 from qdqspec.graph.flat import free_name
-from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.model import QDQ_OPS, Model, Node, TensorType, allows
 from qdqspec.graph.ops import RANDOM, is_default
-from qdqspec.graph.protos import copied, copy_model, graphs_inside, refill, size_of
+from qdqspec.graph.protos import (
+    IR_WITH_FREE_INITIALIZERS,
+    copied,
+    graphs_inside,
+    refill,
+    size_of,
+    without_unread,
+)
 from qdqspec.graph.trt import is_pair_op
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
@@ -37,8 +42,6 @@ _KEPT = QUANTIZING | RANDOM | {"Dropout"}
 
 # Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
-
-_LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +88,26 @@ def fold_constants(
     """
     now, folded, unused = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
-        work = _Folding(now, limit_bytes, None if only is None else _find_ancestors(now, only))
-        if not work.removed and not work.unread:
+        work = _Folding(now, limit_bytes, only)
+        smaller = work.smaller()
+        left = {node.name for node in smaller.nodes}
+        if len(left) == len(now.nodes) and smaller.initializers.keys() == now.initializers.keys():
             notes = []
             if work.too_large:  # constant nodes that stay
                 names = list_text([f"'{name}'" for name in work.too_large], 3)
                 what = f"because their result would be larger than {limit_bytes} bytes"
                 notes.append(f"left as they are, {what}: {names}")
             return Folded(model=now, folded=tuple(folded), unused=tuple(unused), notes=tuple(notes))
-        computed = {node.index for node in work.folded}
-        folded += [_name_in(model, node) for node in work.folded]
-        unused += [_name_in(model, node) for node in now.nodes if node.index in work.removed - computed]
-        now = Model(work.smaller(), path=model.path)
+        folded += work.folded.values()
+        unused += [n.name for n in now.nodes if n.name not in left and n.index not in work.folded]
+        now = smaller
 
 
 def with_constant_numbers(model: Model) -> Model:
     """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
 
     So are the integers of a weight behind a Q if other operators, such as a Clip, change them before the DQ. This
-    decides for all readers of pairs what is constant: see `fold_constants`. All nodes keep their names.
+    decides for all readers of pairs what is constant: see `fold_constants`.
     """
     computed: set[str] = set()
     for node in model.nodes:
@@ -114,13 +118,7 @@ def with_constant_numbers(model: Model) -> Model:
     makers = [model.producer[name] for name in computed if name in model.producer]
     if all(maker.op_type in QUANTIZING or not is_default(maker) for maker in makers):
         return model
-    folded = fold_constants(model, only=computed).model
-    if folded is model:
-        return model
-    named = {out: node.name for node in model.nodes for out in node.outputs if out}
-    found = Model(folded.flat, path=model.path)
-    found.nodes = tuple(replace(n, name=named[next(filter(None, n.outputs))]) for n in found.nodes)
-    return found
+    return fold_constants(model, only=computed).model
 
 
 def _find_ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
@@ -135,27 +133,20 @@ def _find_ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _name_in(model: Model, node: Node) -> str:
-    """The node's name in the original model: unnamed nodes are renumbered in a smaller one."""
-    return model.producer[next(name for name in node.outputs if name)].name
-
-
 class _Folding:
-    """One pass over a model: ``values`` of tensors that become constants, and nodes and initializers without a use.
+    """One pass over a model: ``values`` of tensors that become constants, and the nodes that these replace.
 
-    Only nodes whose index is ``within`` are computed or removed; all for ``None``.
+    With ``only`` these tensors are computed, else all.
     """
 
-    def __init__(self, model: Model, limit_bytes: int, within: Collection[int] | None) -> None:
+    def __init__(self, model: Model, limit_bytes: int, only: Collection[str] | None) -> None:
         self.values: dict[str, Array] = {}
-        self.folded: list[Node] = []
+        self.folded: dict[int, str] = {}  # names by index
         self.too_large: list[str] = []
-        self.removed: set[int] = set()
-        self.unread: set[str] = set()  # initializers
         self._model = model
         self._limit = limit_bytes
-        self._is_partial = within is not None
-        self._within = range(len(model.nodes)) if within is None else within
+        self._is_partial = only is not None
+        self._within = range(len(model.nodes)) if only is None else _find_ancestors(model, only)
         returned = (t for node in model.nodes if node.is_marker for t in node.inputs if t)
         self._results = {*model.outputs, *returned}  # of the model and of bodies
         functions = {(f.domain, f.name) for f in model.proto.functions}
@@ -164,13 +155,7 @@ class _Folding:
                 continue
             if (made := self._evaluate(node)) is not None:
                 self.values.update(made)
-                self.folded.append(node)
-                self.removed.add(node.index)
-        self._remove_unused()
-        if within is None or self.removed:
-            read = {t for node in model.nodes if node.index not in self.removed for t in node.inputs}
-            read |= {*model.outputs, *model.subgraph_reads}
-            self.unread = {*(model.fixed_constants & model.initializers.keys()) - read}
+                self.folded[node.index] = node.name
 
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
@@ -207,109 +192,67 @@ class _Folding:
 
     def _evaluate(self, node: Node) -> dict[str, Array] | None:
         """The results of a node; ``None`` if they are too large, or the reference cannot compute them."""
-        shape = self._static_shape(node)
-        if shape is not None:
-            start, end = node.number("start", 0), node.number("end", len(shape))
-            value = prod(shape) if node.op_type == "Size" else shape[start:end]
-            return {node.outputs[0]: np.array(value, np.int64)}
-        inputs = {
-            name: self.values[name] if name in self.values else self._model.array(name)
-            for name in dict.fromkeys(node.inputs)
-            if name
-        }
-        proto = _isolate(self._model, node, inputs)
-        inferred = onnx.ModelProto()
-        with suppress(Exception):  # inference raises various classes: then the size is unknown
-            inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-        size = sum(map(_measure, inferred.graph.output)) if inferred.graph.output else math.nan
+        names = [name for name in node.outputs if name]
+        types = [self._model.types.get(name, TensorType(0, None)) for name in names]
+        inputs: dict[str, Array] = {}
+        if (shape := self._static_shape(node)) is not None:
+            inputs = {node.inputs[0]: np.broadcast_to(np.float32(0), shape)}  # values do not matter
+        else:
+            inputs = {
+                name: self.values[name] if name in self.values else self._model.array(name)
+                for name in dict.fromkeys(filter(None, node.inputs))
+            }
         allowed = max(self._limit, sum(value.nbytes for value in inputs.values()))
-        if size > allowed or (math.isnan(size) and node.op_type not in _BOUNDED):
+        if not sum(map(_measure, types)) <= allowed and node.op_type not in _BOUNDED:
             self.too_large.append(node.name)
             return None
         from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
 
-        names = [output.name for output in proto.graph.output]
+        read, made = ([onnx.ValueInfoProto(name=name) for name in part] for part in (inputs, names))
+        alone = helper.make_graph([node.proto], "alone", read, made)
+        proto = helper.make_model(alone, opset_imports=list(self._model.proto.opset_import))
         try:
             with np.errstate(all="ignore"):
-                results = ReferenceEvaluator(proto).run(
-                    None, {i.name: inputs[i.name] for i in proto.graph.input}
-                )
+                results = ReferenceEvaluator(proto).run(None, inputs)
         except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
             return None
-        if not all(isinstance(result, np.ndarray | np.generic) for result in results):
-            return None
-        found = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-        fits = all(_is_of_type(found[output.name], output.type) for output in inferred.graph.output)
-        return found if fits else None
+        fits = all(_is_of_type(result, known) for result, known in zip(results, types, strict=True))
+        return {n: np.asarray(r) for n, r in zip(names, results, strict=True)} if fits else None
 
-    def _remove_unused(self) -> None:
-        """Add the nodes whose results only removed nodes read. Q/DQ is never removed."""
-        readers = {name: len(ends) for name, ends in self._model.consumers.items()}
-        seen = {*self._model.outputs, *self._model.subgraph_reads}
-
-        def release(node: Node) -> None:
-            for name in filter(None, node.inputs):
-                readers[name] -= 1
-
-        for index in self.removed:
-            release(self._model.nodes[index])
-        for node in reversed(self._model.nodes):  # consumers come after their producers
-            is_read = any(readers.get(name) or name in seen for name in node.outputs if name)
-            if node.index in self.removed or node.index not in self._within or is_read:
-                continue
-            if is_default(node) and node.op_type not in QUANTIZING:
-                for each in (node, *self._model.nodes_inside.get(node.name, ())):
-                    if each.index not in self.removed:
-                        self.removed.add(each.index)
-                        release(each)
-
-    def smaller(self) -> onnx.ModelProto:
-        """The model with constants in place of the folded nodes."""
-        flat = self._model.flat
-        proto = copy_model(flat, but={"node", "initializer", "value_info", "input"})
-        graph = proto.graph
-        kept = [node for node in self._model.nodes if node.index not in self.removed]
-        graph.node.extend(node.proto for node in kept)
-        graph.initializer.extend(t for t in flat.graph.initializer if t.name not in self.unread)
-        graph.input.extend(i for i in flat.graph.input if i.name not in self.unread)
-        read = {name for node in kept for name in node.inputs} | self._model.subgraph_reads
-        made = [numpy_helper.from_array(value, name) for name, value in self.values.items() if name in read]
-        graph.initializer.extend(made)
-        if proto.ir_version < 4:  # until then each initializer is a graph input as well
-            graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
-        lost = {name for index in self.removed for name in self._model.nodes[index].outputs}
-        graph.value_info.extend(v for v in flat.graph.value_info if v.name not in lost)
-        return proto
+    def smaller(self) -> Model:
+        """The model with constants in place of the folded nodes, without what nothing reads; Q/DQ stays."""
+        model = self._model
+        nodes = [node for node in model.nodes if node.index not in self.folded]
+        unread = {name for index in self.folded for name in model.nodes[index].inputs}
+        read = set[str]()
+        for node in nodes if not self._is_partial else ():
+            stays = node.op_type in QUANTIZING or not is_default(node)
+            (read if stays and not node.scope else unread).update(node.outputs)
+        unread |= set() if self._is_partial else model.fixed_constants & model.initializers.keys()
+        proto = without_unread(model.flat, [node.proto for node in nodes], unread - {""}, read)
+        if proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+            proto.ir_version = IR_WITH_FREE_INITIALIZERS
+            refill(proto.graph.input, [port for port in proto.graph.input if port.name in model.inputs])
+        used = {n for node in nodes for n in node.inputs} | model.subgraph_reads
+        made = (numpy_helper.from_array(value, name) for name, value in self.values.items() if name in used)
+        proto.graph.initializer.extend(made)
+        if len(proto.graph.node) < len(model.nodes):
+            _keep_names(proto, model)
+        return Model(proto, path=model.path)
 
 
-def _isolate(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
-    """A model of this node only. Small inputs are initializers, because the result's shape may depend on them."""
-    small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
-    large = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-        for n, v in inputs.items()
-        if v.size > _LOOKED_INTO
-    ]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
-    graph = helper.make_graph([node.proto], "alone", large, outputs, small)
-    return helper.make_model(graph, opset_imports=list(model.proto.opset_import), ir_version=10)
-
-
-def _measure(output: onnx.ValueInfoProto) -> float:
-    """Bytes of a tensor before it is computed; NaN if inference cannot determine them."""
-    kind = output.type.tensor_type
-    dims = kind.shape.dim
-    if not kind.elem_type or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+def _measure(known: TensorType) -> float:
+    """Bytes of a tensor before it is computed; NaN if its size is not known."""
+    if not known.elem_type or known.shape is None or None in known.shape:
         return math.nan
-    return size_of(TensorProto(data_type=kind.elem_type, dims=[dim.dim_value for dim in dims]))
+    return size_of(TensorProto(data_type=known.elem_type, dims=[dim or 0 for dim in known.shape]))
 
 
-def _is_of_type(value: Array, wanted: onnx.TypeProto) -> bool:
-    kind = wanted.tensor_type
-    if value.dtype == object or helper.np_dtype_to_tensor_dtype(value.dtype) != kind.elem_type:
+def _is_of_type(value: object, known: TensorType) -> bool:
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype == object:
         return False
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-    return not kind.HasField("shape") or None in dims or list(value.shape) == dims
+    fits = known.shape is None or allows(known.shape, value.shape)
+    return fits and helper.np_dtype_to_tensor_dtype(value.dtype) == known.elem_type
 
 
 # Inputs of operators that may be weights, or biases.
@@ -332,11 +275,7 @@ def fold_weights(model: Model) -> Folded:
     if needed:
         weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
     folded = fold_batchnorm(weights.model)
-    if weights.model is model:
-        return folded
-    nodes = weights.model.by_name
-    removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
-    return replace(weights, model=folded.model, removed=removed)
+    return replace(weights, model=folded.model, removed=folded.removed)
 
 
 def folded_like(model: Model, other: Model) -> Folded | None:
@@ -360,30 +299,29 @@ def fold_batchnorm(model: Model) -> Folded:
     folds = list(_find_normalizations(model))
     if not folds:
         return Folded(model=model)
-    convs, removed = {conv.index for conv, _ in folds}, {norm.index for _, norm in folds}
-    read = {*model.outputs, *model.subgraph_reads}
-    for node in model.nodes:
-        if node.index not in removed:
-            read.update(node.inputs[:1] if node.index in convs else node.inputs)
-    # the old parameters that have no reader any more
-    unread = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])} - read
-    removed |= {model.producer[name].index for name in unread & model.producer.keys()}  # Constant nodes
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
-    proto = copy_model(model.flat, but={"node", "initializer", "input"})
-    proto.graph.initializer.extend(t for t in model.flat.graph.initializer if t.name not in unread)
-    proto.graph.input.extend(i for i in model.flat.graph.input if i.name not in unread)
-    rewritten: dict[int, onnx.NodeProto] = {}
-    for conv, norm in folds:  # one weight at a time limits memory to the results and one computation
+    made, rewritten = list[TensorProto](), dict[int, list[onnx.NodeProto]]()
+    for conv, norm in folds:
         names = [free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
-        for name, values in zip(names, _fold_values(model, conv, norm), strict=True):
-            proto.graph.initializer.append(numpy_helper.from_array(values, name))
-        node = rewritten[conv.index] = copied(conv.proto)
-        refill(node.input, [conv.inputs[0], *names])
-        node.output[0] = norm.outputs[0]
-    for kept in (node for node in model.nodes if node.index not in removed):
-        proto.graph.node.append(rewritten.get(kept.index, kept.proto))
-        proto.graph.node[-1].name = kept.name  # unnamed nodes are numbered, and the numbers would change
+        made += map(numpy_helper.from_array, _fold_values(model, conv, norm), names)
+        rewritten |= {norm.index: [], conv.index: [copied(conv.proto)]}
+        refill(rewritten[conv.index][0].input, [conv.inputs[0], *names])
+        rewritten[conv.index][0].output[0] = norm.outputs[0]
+    old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:]) if name}
+    nodes = [new for node in model.nodes for new in rewritten.get(node.index, [node.proto])]
+    proto = without_unread(model.flat, nodes, old)
+    old -= {tensor.name for tensor in proto.graph.initializer}
+    refill(proto.graph.input, [port for port in proto.graph.input if port.name not in old])
+    proto.graph.initializer.extend(made)
+    _keep_names(proto, model, {norm.outputs[0]: conv.name for conv, norm in folds})
     return Folded(model=Model(proto, path=model.path), removed=tuple(norm.name for _, norm in folds))
+
+
+def _keep_names(proto: onnx.ModelProto, model: Model, moved: dict[str, str] | None = None) -> None:
+    """Name the nodes as in the ``model``, by a tensor that they make: the numbers of unnamed ones would change."""
+    names = {name: node.name for node in model.nodes for name in node.outputs if name} | (moved or {})
+    for node in proto.graph.node:
+        node.name = names[next(filter(None, node.output))]
 
 
 def _find_normalizations(model: Model) -> Iterator[tuple[Node, Node]]:

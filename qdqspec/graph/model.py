@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import shape_inference
 
+from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, sort_nodes
 from qdqspec.graph.flat import (
@@ -33,12 +34,13 @@ from qdqspec.graph.flat import (
 )
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
+    metadata,
     names_read_inside,
     opset_of,
     values_of_constants,
     without_weights,
 )
-from qdqspec.graph.storage import LARGE, array_of, read_light
+from qdqspec.graph.storage import LARGE, LARGEST, array_of, read_light
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.types import Consumer
@@ -46,6 +48,7 @@ from qdqspec.types import Consumer
 __all__ = ["QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
 
 
+CONVERTED_FROM = "qdqspec.converted_from"  # model metadata
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -120,6 +123,7 @@ class Model:
         self.is_reordered = is_reordered
         self._given = proto
         self._sha256 = sha256
+        self.fixed: Mapping[str, Array] = {}  # inputs that a copy of the user's model has fixed
         self.flat = flat_form(proto)
         self.has_bodies = is_flat(self.flat)
         self.nodes: tuple[Node, ...] = tuple(_make_nodes(self.flat.graph.node))
@@ -249,6 +253,11 @@ class Model:
         return tuple(external_files(self.proto, self.path)) if self.path else ()
 
     @property
+    def converted_from(self) -> str:
+        """The float type before a conversion to float32, if the model was converted or derives from one that was."""
+        return metadata(self.proto, CONVERTED_FROM) or ""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes on changes of the model; empty for a model as read."""
         return ()
@@ -326,12 +335,13 @@ def load_model(path: Path | str) -> Model:
             raise ModelError("there is no such model file", where=path, cure="check the path")
         if not path.is_file():
             raise ModelError("this is a device or a pipe, not a model file", where=path, cure="name a file")
-        proto = None
-        if path.stat().st_size >= LARGE:
-            with suppress(ValueError):  # onnx reports the problem in more detail
-                proto = read_light(path)
-        if proto is None:
-            proto = onnx.load(str(path), load_external_data=False)
+        if (size := path.stat().st_size) >= LARGEST:
+            raise ModelError(
+                f"the file has {size:,} bytes, and a message of protobuf has less than 2 GiB",
+                where=path,
+                cure="save its weights beside it: onnx.save_model(model, path, save_as_external_data=True)",
+            )
+        proto = read_light(path) if size >= LARGE else onnx.load(str(path), load_external_data=False)
         with path.open("rb") as opened:
             hashlib.file_digest(opened, lambda: digest)
     except ModelError:
@@ -345,7 +355,7 @@ def load_model(path: Path | str) -> Model:
             cure="export the model again" if path.suffix == ".onnx" else "name an ONNX model",
         ) from None
     is_reordered = sort_nodes(proto, path)
-    check_model(proto, path, is_changed=is_reordered)
+    check_model(proto, path)
     for file in external_files(proto, path):
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: digest)

@@ -194,6 +194,16 @@ def made_of_shapes(model: Model) -> frozenset[str]:
     return frozenset(found)
 
 
+def made_of_constants(model: Model) -> frozenset[str]:
+    """The constants that no caller can replace, and the tensors that are computed from them alone."""
+    found = set(model.fixed_constants)
+    for node in model.nodes:
+        is_plain = not node.is_marker and node.name not in model.bodies and not node.body_reads
+        if is_plain and node.op_type not in RANDOM and found.issuperset(filter(None, node.inputs)):
+            found.update(node.outputs)
+    return frozenset(found - {""})
+
+
 def setters_of_sizes(model: Model) -> frozenset[str]:
     """The nodes whose values set the size of a tensor, as predicted lengths of sounds do.
 

@@ -18,7 +18,7 @@ CONTRIBUTED = "com.microsoft"  # the domain of operators that optimizers write
 IR_WITH_FREE_INITIALIZERS = 4  # before, each initializer had to be a graph input as well
 
 Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
-MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto)
+MessageT = TypeVar("MessageT", onnx.NodeProto, TensorProto, onnx.ModelProto, onnx.FunctionProto)
 ValueT = TypeVar("ValueT")
 _SMALL = 1024  # elements: constants that inference and adapters of operators may need (axes, shapes, bounds)
 _TYPES = onnx.AttributeProto
@@ -153,22 +153,25 @@ def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:
 
 
 def without_unread(
-    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], unread: Iterable[str]
+    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], unread: Iterable[str], read: Iterable[str] = ()
 ) -> onnx.ModelProto:
-    """A copy with these nodes, without makers of ``unread`` tensors that no node reads, and what only these need."""
-    gone, read = {*unread}, {output.name for output in proto.graph.output}
+    """A copy with these nodes, without makers of ``unread`` tensors that no node reads, and what only these need.
+
+    Tensors that are ``read`` by others than nodes stay, as graph outputs do.
+    """
+    gone, needed = {*unread}, {*read, *(output.name for output in proto.graph.output)}
     kept = list[onnx.NodeProto]()
     for node in reversed(nodes):
-        if gone.isdisjoint(node.output) or not read.isdisjoint(node.output):
+        if gone.isdisjoint(node.output) or not needed.isdisjoint(node.output):
             kept.append(node)
-            read.update((*node.input, *names_read_inside(node)))
+            needed.update((*node.input, *names_read_inside(node)))
         else:
-            gone.update(node.input)
-    smaller = copy_model(proto, but={"node", "initializer"})
+            gone.update((*node.input, *node.output))
+    gone -= needed
+    smaller = copy_model(proto, but={"node", "initializer", "value_info"})
     smaller.graph.node.extend(reversed(kept))
-    smaller.graph.initializer.extend(
-        t for t in proto.graph.initializer if t.name in read or t.name not in gone
-    )
+    smaller.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in gone)
+    smaller.graph.value_info.extend(v for v in proto.graph.value_info if v.name not in gone)
     return smaller
 
 
@@ -223,21 +226,19 @@ def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """All tensors of a model: initializers and attribute values, also in bodies and functions."""
     yield from proto.graph.initializer
     for holder in (proto.graph, *proto.functions):
-        yield from _tensors_in_nodes(holder.node)
+        for node in holder.node:
+            yield from _tensors_of(node)
 
 
-def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
-    """Attribute values of nodes, and all tensors of their bodies."""
-    for node in nodes:
-        for attribute in node.attribute[:]:  # see `attribute_of`
-            if attribute.type in _PLAIN:
-                continue
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from graph.initializer
-                yield from _tensors_in_nodes(graph.node)
+def _tensors_of(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    """Attribute values of a node, and all tensors of its bodies."""
+    for attribute in node.attribute[:]:  # see `attribute_of`
+        if attribute.type not in _PLAIN:
+            yield from ([attribute.t] if attribute.HasField("t") else attribute.tensors)
+    for graph in graphs_inside(node):
+        yield from graph.initializer
+        for inner in graph.node:
+            yield from _tensors_of(inner)
 
 
 def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:

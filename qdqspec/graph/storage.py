@@ -8,9 +8,9 @@ reads a model of any size as its graph, and its weights are read on demand, by a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,9 +20,10 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import explained, partial_folder, unwritable, write_whole
 from qdqspec.errors import ModelError, OutputError
-from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
+from qdqspec.graph.protos import copy_model, is_external, map_tensors, size_of, tensors
 
 INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
+LARGEST = 2**31  # bytes of a model file that protobuf reads
 LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
 WEIGHTS = "weights.bin"  # default name of a file of weights
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
@@ -230,84 +231,19 @@ def _refer(tensor: TensorProto, location: str, offset: int, length: int) -> Tens
 # ---- a model without its weights -----------------------------------------------------------------
 
 
-class _Field(NamedTuple):
-    """One field of a protobuf message: its number, its start, the start of its content, and its end."""
-
-    number: int
-    start: int
-    content: int
-    end: int
-
-    @property
-    def is_big(self) -> bool:
-        """Whether the content is left in the file, if it holds values of a tensor."""
-        return self.end - self.content >= _LEFT_IN_FILE
-
-
 def read_light(path: Path) -> onnx.ModelProto:
     """A model whose large initializers, if they are raw bytes, refer to ``path`` itself.
 
-    Raises `ValueError` if the bytes are not a message, and protobuf's error if they are not a model.
+    All weights are in memory until this returns.
     """
-    proto = onnx.ModelProto()
-    with path.open("rb") as file:
-
-        def merge(message: onnx.ModelProto | onnx.GraphProto | TensorProto, start: int, end: int) -> None:
-            file.seek(start)
-            message.MergeFromString(file.read(end - start))
-
-        for field in _read_fields(file, 0, path.stat().st_size):
-            if field.number != onnx.ModelProto.GRAPH_FIELD_NUMBER:
-                merge(proto, field.start, field.end)
-                continue
-            proto.graph.SetInParent()
-            begin = field.content  # start of the fields skipped and not yet read
-            for inner in _read_fields(file, field.content, field.end):
-                if inner.number != onnx.GraphProto.INITIALIZER_FIELD_NUMBER or not inner.is_big:
-                    continue
-                merge(proto.graph, begin, inner.start)
-                tensor = proto.graph.initializer.add()
-                for part in _read_fields(file, inner.content, inner.end):
-                    if part.number == TensorProto.RAW_DATA_FIELD_NUMBER and part.is_big:
-                        _refer(tensor, path.name, part.content, part.end - part.content)
-                    else:
-                        merge(tensor, part.start, part.end)
-                begin = inner.end
-            merge(proto.graph, begin, field.end)
-    return proto
-
-
-def _read_fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
-    """The fields between two positions of a file, of which only the headers are read.
-
-    A message is a sequence of its fields, and a repeated field is one field per element. Source: protobuf.dev,
-    "Encoding".
-    """
-    while start < end:
-        file.seek(start)
-        window = file.read(min(24, end - start))  # a tag and a length have at most ten bytes each
-        tag, at = _read_varint(window, 0)
-        number, kind = tag >> 3, tag & 7
-        if kind == 2:
-            size, at = _read_varint(window, at)
-        elif kind == 0:
-            size = _read_varint(window, at)[1] - at
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"wire type {kind} at byte {start}")
-        content = start + at
-        if content + size > end:
-            raise ValueError(f"field {number} at byte {start} ends behind its message")
-        yield _Field(number, start, content, content + size)
-        start = content + size
-
-
-def _read_varint(window: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    for place in range(at, min(at + 10, len(window))):
-        value |= (window[place] & 127) << shift
-        if window[place] < 128:
-            return value, place + 1
-        shift += 7
-    raise ValueError("a number that does not end")
+    whole = onnx.load(str(path), load_external_data=False)
+    light = copy_model(whole, but={"initializer"})
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        end = 0
+        for tensor in whole.graph.initializer:
+            values = b"" if is_external(tensor) else tensor.raw_data
+            if len(values) >= _LEFT_IN_FILE and (start := data.find(values, end)) >= 0:
+                end = start + len(values)
+                tensor = _refer(_bare(tensor), path.name, start, len(values))
+            light.graph.initializer.append(tensor)
+    return light

@@ -21,6 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 # Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
 _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
+_NONE = "", False, frozenset[str]()
 
 
 # Operators that optimizers for transformers write: the numbers of first inputs and outputs, which are of one type.
@@ -63,25 +64,17 @@ def assumed(
     wanted = f"tensor({onnx.TensorProto.DataType.Name(elem_type).lower()})"
     refused = {leaders[name] for name in known.keys() & leaders.keys()}
     for node in nodes:
-        for name, _, allowed in _list_tensors(node, opset):
+        for names, allowed in _list_groups(node, opset):
             if wanted not in allowed:
-                refused.add(leaders[name])
+                refused.update(leaders[name] for name in names)
     return tuple(name for name, leader in leaders.items() if leader not in refused)
 
 
 def _find_leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]:
     """For each tensor of ONNX's operators, the first tensor of the same type."""
-    tensors: dict[str, None] = {}
-    groups: list[list[str]] = []
-    for node in nodes:
-        alike: dict[str, list[str]] = {}
-        for name, variable, _ in _list_tensors(node, opset):
-            tensors[name] = None
-            if variable:
-                alike.setdefault(variable, []).append(name)
-        groups += alike.values()
-    found = {name: group[0] for group in joined(tensors, groups) for name in group}
-    return {name: found[name] for name in tensors}
+    groups = [names for node in nodes for names, _ in _list_groups(node, opset)]
+    tensors = dict.fromkeys(name for names in groups for name in names)
+    return {name: group[0] for group in joined(tensors, groups) for name in group}
 
 
 def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, ...], ...]:
@@ -103,33 +96,30 @@ def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, .
     return tuple(map(tuple, found.values()))
 
 
-def _list_tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """The tensors of one of ONNX's or `_CONTRIBUTED` operators, each with its type variable and the types allowed."""
+def _list_groups(node: onnx.NodeProto, opset: int) -> Iterator[tuple[list[str], frozenset[str]]]:
+    """The tensors of one of ONNX's or `_CONTRIBUTED` operators that are of one type, and the types that it allows."""
     if node.domain == CONTRIBUTED:
         inputs, outputs = _CONTRIBUTED.get(node.op_type, (0, 0))
-        yield from ((name, "T", _FLOATS) for name in (*node.input[:inputs], *node.output[:outputs]) if name)
-    formal = _read_schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
-    if formal is None:
-        return
-    for names, parameters in ((node.input, formal[0]), (node.output, formal[1])):
+        yield [name for name in (*node.input[:inputs], *node.output[:outputs]) if name], _FLOATS
+    formal = _read_schema(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else ((), ())
+    groups: dict[tuple[str, str], tuple[list[str], frozenset[str]]] = {}
+    for names, parameters in zip((node.input, node.output), formal, strict=True):
         for index, name in enumerate(names):
-            if not name or not parameters:
-                continue
-            variable, is_last, allowed = parameters[min(index, len(parameters) - 1)]
-            if index < len(parameters) or is_last:
-                yield name, variable, allowed
+            variable, is_last, allowed = parameters[min(index, len(parameters) - 1)] if parameters else _NONE
+            if name and (index < len(parameters) or is_last):
+                key = variable, "" if variable else name
+                groups.setdefault(key, ([], allowed))[0].append(name)
+    yield from groups.values()
 
 
 @lru_cache(maxsize=512)
-def _read_schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
+def _read_schema(op_type: str, opset: int) -> tuple[_Formal, _Formal]:
+    """The inputs and outputs of an operator; none for one that onnx does not know."""
     try:
         schema = defs.get_schema(op_type, opset)
     except defs.SchemaError:
-        return None
-    variables = {
-        constraint.type_param_str: frozenset(constraint.allowed_type_strs)
-        for constraint in schema.type_constraints
-    }
+        return (), ()
+    variables = {each.type_param_str: frozenset(each.allowed_type_strs) for each in schema.type_constraints}
 
     def read(parameters: Sequence[defs.OpSchema.FormalParameter]) -> _Formal:
         return tuple(

@@ -26,7 +26,7 @@ from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Re
 from qdqspec._core.records import parse_json
 from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
-from qdqspec.graph import Model, is_converted, with_outputs
+from qdqspec.graph import Model, with_outputs
 from qdqspec.graph.ops import copies_values
 from qdqspec.qdq.quantizer import REALS, as_real
 from qdqspec.qdq.ranges import TensorRange
@@ -249,7 +249,7 @@ class _Watch:
         self._observer = with_outputs(model, self.wanted)
         self._execute = run(self._observer.proto) if self._observer.names else None
         # the masks of a model that was converted from float16 have the largest numbers of that type
-        self._given_type = "float16" if is_converted(model) else ""
+        self._given_type = model.converted_from
 
     def largest(self, value: Array) -> float:
         """The largest number of the type in which the model was given."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qdqspec._core.units import count_text, names_text
-from qdqspec.graph import FLOAT16, Model, is_converted
+from qdqspec.graph import Model
 from qdqspec.qdq.equalize import ScaledValues, equalizations_of
 from qdqspec.qdq.match import fit_pairs, positions
 from qdqspec.qdq.pair_numbers import COMPUTED
@@ -84,7 +84,7 @@ def import_placement(model: Model, reference: Model | None = None, *, rounded_on
         notes=tuple(notes),
         unlike=apart.unlike(),
         positions={apart.known_as[name]: at for name, at in positions(apart.stripped).items()},
-        converted_from=FLOAT16 if is_converted(model) else None,
+        converted_from=model.converted_from or None,
     )
 
 

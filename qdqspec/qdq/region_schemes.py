@@ -29,7 +29,7 @@ from yaml.events import AliasEvent
 
 from qdqspec._core.records import problem_text
 from qdqspec.errors import PlacementError, StateError
-from qdqspec.graph import Model, Node, first_line
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import is_commutative
 from qdqspec.graph.regions import PatternGranularity, PatternMaker, flow_of
 from qdqspec.qdq.search_space import SchemeSpace, group_sites, join_readers, labels_of
@@ -387,7 +387,7 @@ class PatternCache:
             if any(isinstance(event, AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
                 raise yaml.YAMLError("a pattern cache has no aliases")
         except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
-            what = f"the pattern cache is not YAML: {first_line(error)}"
+            what = f"the pattern cache is not YAML: {str(error).splitlines()[0]}"
             raise StateError(what, where=path, cure=_CURE) from None
         try:
             file = _File.model_validate(content)

@@ -105,7 +105,7 @@ def test_regions_do_not_depend_on_names_or_node_order(proto, max_nodes, chance):
 def test_no_leaf_has_nodes_of_two_graphs(proto):
     model = Model(proto)
     regions = find_regions(model)
-    found = find_bodies(model, regions, find_regions)
+    found = find_bodies(model, regions)
     assert all(len({model.by_name[name].scope for name in leaf.nodes}) == 1 for leaf in leaves(regions))
     attributes = [a for node in proto.graph.node for a in node.attribute if a.HasField("g")]
     assert len(found) == len(attributes)

@@ -300,12 +300,12 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
     """Notes on a model that was converted from the float16 of its reference to float32, and on recurrent operators
     without an integer kernel.
     """
-    from qdqspec.graph import computes_in_float16, is_converted, load_model
+    from qdqspec.graph import computes_in_float16, load_model
 
     if not reference.is_file():
         return ()
     model, notes = load_model(reference), []
-    if tuned.is_file() and is_converted(load_model(tuned)) and computes_in_float16(model):
+    if tuned.is_file() and load_model(tuned).converted_from and computes_in_float16(model):
         notes.append(
             "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
             "outputs: differences include those of the type"

@@ -6,7 +6,6 @@ None of them writes to an input.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,6 @@ def inspect(arguments: argparse.Namespace) -> int:
     """Print regions, their patterns and quantizable operators."""
     from qdqspec.accuracy import require_inputs, shape_profiles, shaped_by_data
     from qdqspec.graph.regions import (
-        find_bodies,
         find_regions,
         forecast_tuning,
         inspect_model,
@@ -84,18 +82,15 @@ def inspect(arguments: argparse.Namespace) -> int:
     )
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
-    find = partial(find_regions, rules=rules)
     model = model_given(arguments.model, arguments.values)
-    regions = find(model)
     inputs = inputs_given(Inputs(), arguments)
     require_inputs(model, inputs.profiles[0].shapes)
     shaped = shaped_by_data(model, inputs)
     known = shape_profiles(model, shaped)[0].opt() if shaped.profiles[0].shapes else {}
     inspection = inspect_model(
         model,
-        regions,
+        find_regions(model, rules),
         judged(model, settings_from(arguments)),
-        bodies=find_bodies(model, regions, find),
         forecast=forecast_tuning(model, TIMED_TRIALS["default"], known),
     )
     text = inspection_text(

@@ -303,13 +303,8 @@ def _prepare_output(cases: list[Case], settings: Settings) -> None:
 
 
 def _print_plans(cases: list[Case], session: Session, arguments: argparse.Namespace) -> int:
-    from qdqspec.graph.regions import forecast_to_json
-
     plans = {case.name: session.planned(case) for case in cases}
-    listed = [
-        {"case": name, "plan": plan.text, **asdict(plan), "forecast": forecast_to_json(plan.forecast)}
-        for name, plan in plans.items()
-    ]
+    listed = [{"case": name, "plan": plan.text, **asdict(plan)} for name, plan in plans.items()]
     return answer(
         arguments, {"plans": listed}, "\n".join(f"{name}: {plan.text}" for name, plan in plans.items())
     )

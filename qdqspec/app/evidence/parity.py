@@ -45,7 +45,7 @@ from qdqspec.app.preparation.runtimes import (
 from qdqspec.backends import Engine
 from qdqspec.checks import requests_of
 from qdqspec.errors import BackendError, ModelError
-from qdqspec.graph import Model, fixed_in, load_model, require_path
+from qdqspec.graph import Model, load_model, require_path
 from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_scheme
 from qdqspec.types import (
     EXACT_DB,
@@ -243,7 +243,7 @@ def _of_three(found: Iterable[Mapping[str, Array] | None]) -> SampleOutputs:
 def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:
     """The given model of a case, or its definition where the backend's run of it differs, and a tuned model."""
     # inputs with a fixed value, which the user's own model is fed in addition to the data
-    fixed = {} if prepared.quantized else fixed_in(prepared.given)
+    fixed = {} if prepared.quantized else prepared.given.fixed
     reference = prepared.case.model.absolute() if fixed else require_path(prepared.given)
     expected = prepared.expected
     return SideBySide(prepared.resources, reference, tuned, fixed, expected=expected, divided=divided)

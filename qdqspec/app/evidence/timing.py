@@ -97,7 +97,7 @@ def time_tuned(
     loads, rules = prepared.loads, prepared.case.tune
     with TemporaryFolder() as folder:
         files |= half_reference(prepared, folder)
-        if prepared.is_converted:
+        if prepared.converted_from:
             files[FLOAT32] = plain_file(prepared, folder)
         measured = time_files(prepared.resources, files, loads, rules, builds=builds, rounds=rounds)
     note_float_types(prepared, measured)

@@ -34,7 +34,6 @@ from qdqspec.app.preparation.stored import (
 )
 from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
 from qdqspec.graph import (
-    FLOAT16,
     LARGE,
     Model,
     WeightStore,
@@ -117,7 +116,7 @@ class CandidateFiles:
 
 def plain_file(prepared: Prepared, folder: Path) -> Path:
     """The file of a candidate without pairs: the user's model, or its copy in float32, written to a folder."""
-    if not prepared.is_converted:
+    if not prepared.converted_from:
         return require_path(prepared.given)
     return copy_model(prepared.base, folder / FLOAT32_FILE)
 
@@ -179,7 +178,7 @@ def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placemen
     """
     with staged(folder, prepared.given) as stage:
         copy_model(prepared.given, stage / REFERENCE)
-        if prepared.is_converted:
+        if prepared.converted_from:
             copy_model(prepared.base, stage / FLOAT32_FILE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
@@ -277,7 +276,7 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
         equalized=factors,
         dq_dtype=prepared.case.quantize.dq_dtype,
         # without pairs it is the user's model
-        converted_from=FLOAT16 if prepared.is_converted and has_pairs else None,
+        converted_from=(prepared.converted_from or None) if has_pairs else None,
     )
     write_scheme(path, scheme)
 

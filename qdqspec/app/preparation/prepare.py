@@ -60,13 +60,12 @@ from qdqspec.graph import (
     given_model,
     is_quantized,
     require_path,
-    unconfirmed_outputs,
     with_integer_kernels,
     with_outputs,
     with_true_outputs,
     with_types,
 )
-from qdqspec.graph.regions import allowed_nodes, denied_nodes, find_regions, parse, require_matches, unmatched
+from qdqspec.graph.regions import find_regions, parse, select_nodes
 from qdqspec.qdq import (
     Corrections,
     Equalization,
@@ -116,12 +115,15 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     profiles = shape_profiles(given, case.inputs)
     options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
     prepared = Prepared(case, given, replace(resources, options=options), output, notes=batches)
-    is_run = resources.settings.mode != "plan" and unconfirmed_outputs(given)
-    if not is_run or not prepared.capabilities.enforces_output_shapes:
+    if resources.settings.mode == "plan" or not prepared.capabilities.enforces_output_shapes:
         return prepared
-    try:  # the shapes that a run has, where the model declares others
+
+    def run() -> Mapping[str, Array]:
         with closing(prepared.backend.build(require_path(given), prepared.options)) as engine:
-            true = with_true_outputs(given, engine.run(prepared.sample))
+            return engine.run(prepared.sample)
+
+    try:  # the shapes that a run has, where the model declares others
+        true = with_true_outputs(given, run)
     except QdqspecError:  # raised again when the model is run for its results
         return prepared
     return prepared if true is given else Prepared(case, true, prepared.resources, output, notes=batches)
@@ -283,9 +285,9 @@ class Prepared:
         return equalized(self._plain, changes)
 
     @property
-    def is_converted(self) -> bool:
-        """Whether candidates are in float32, and the user's model in float16."""
-        return self.base is not self.given
+    def converted_from(self) -> str:
+        """The type of the user's model if candidates are in float32 instead of it; else empty."""
+        return "" if self.base is self.given else self.base.converted_from
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -306,8 +308,8 @@ class Prepared:
     def candidates(self) -> SchemeSpace:
         """All placements that the backend supports and the spec allows, before calibration."""
         require_patterns(self.case)
-        require_matches(self.folded, self.case.patterns)
-        for pattern in unmatched(self.folded, self.case.patterns):
+        selected = select_nodes(self.folded, self.case.patterns)
+        for pattern in selected.unmatched:
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         rules, able = self.case.quantize, self.capabilities
         chosen = [choice.format for choice in format_choices(rules, able)]
@@ -323,8 +325,8 @@ class Prepared:
         return SchemeSpace(
             self.folded,
             self.capabilities,
-            allowed=allowed_nodes(self.folded, self.case.patterns) - products,
-            denied=denied_nodes(self.folded, self.case.patterns) | products,
+            allowed=selected.allowed - products,
+            denied=selected.denied | products,
             rules=self.case.quantize,
             regions=self.regions,
         )

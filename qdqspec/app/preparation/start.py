@@ -14,7 +14,7 @@ import numpy as np
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, names_text
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph import Model, OwnCopy, fixed_in, is_quantized, load_model
+from qdqspec.graph import Model, OwnCopy, is_quantized, load_model
 from qdqspec.graph.trt import is_pair_op
 from qdqspec.qdq import (
     BIAS_FORMAT,
@@ -58,7 +58,7 @@ class FloatForm(OwnCopy):
             quantized,
             strip_qdq(quantized).proto,
             sha256=hashlib.sha256(f"{quantized.sha256} float form".encode()).hexdigest(),
-            fixed=fixed_in(quantized),
+            fixed=quantized.fixed,
             notes=[note, *imported.notes],
         )
 

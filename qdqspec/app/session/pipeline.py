@@ -149,7 +149,7 @@ def finish(tuning: Tuning) -> Tuned:
     prepared, trials = tuning.prepared, tuple(tuning.search.trials)
     prepared.resources.report_step("confirming")
     beside = half_reference(prepared, tuning.folder)
-    if prepared.is_converted:  # the placements are of the model in float32
+    if prepared.converted_from:  # the placements are of the model in float32
         beside["reference"] = require_path(prepared.given)
     confirmed = confirm(
         trials,

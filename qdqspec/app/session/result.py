@@ -15,7 +15,7 @@ from qdqspec.app.preparation.stored import SCHEME, FinishedSearch, make_folder
 from qdqspec.app.session.confirm import most_builds
 from qdqspec.app.session.tuning import strategy_for, trials_of
 from qdqspec.errors import StateError
-from qdqspec.graph import FLOAT16, Model, require_path
+from qdqspec.graph import Model, require_path
 from qdqspec.graph.regions import Forecast, forecast_line, forecast_tuning
 from qdqspec.types import (
     EXACT_DB,
@@ -245,5 +245,5 @@ def plan_of(prepared: Prepared) -> Plan:
         repeated=repeated,
         forecast=forecast_tuning(space.model, builds, prepared.shapes),
         minutes=rules.minutes,
-        converted_from=FLOAT16 if prepared.is_converted else "",
+        converted_from=prepared.converted_from,
     )

@@ -24,7 +24,6 @@ from qdqspec.app.preparation.stored import LoggedJournal
 from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.backends import engines_at_once
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.graph import FLOAT16
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search import (
     Contest,
@@ -208,7 +207,7 @@ def result_of(prepared: Prepared, started: tuple[float, float], **found: Any) ->
         patterns=len({region.pattern for region in prepared.regions}),
         limits=prepared.case.tune.limits,
         corrections=prepared.corrections.gains,
-        converted_from=FLOAT16 if prepared.is_converted else "",
+        converted_from=prepared.converted_from,
         **found,
     )
 

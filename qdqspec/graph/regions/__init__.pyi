@@ -1,9 +1,6 @@
 from .expressions import (
-    allowed_nodes as allowed_nodes,  # names of the nodes that may be quantized
-    denied_nodes as denied_nodes,  # names of the nodes that the rules keep in floating point
     parse as parse,  # parse an expression
-    require_matches as require_matches,  # raise `SpecError` for rules that match nothing
-    unmatched as unmatched,  # the expressions and globs of the rules that match no node, as written
+    select_nodes as select_nodes,  # the nodes that rules for patterns allow and deny, and rules that match nothing
 )
 from .flow import (
     flow_of as flow_of,  # read the data flow of a model
@@ -14,14 +11,12 @@ from .folding import (
 from .forecast import (
     Forecast as Forecast,  # estimated range of a search's duration in seconds
     forecast_line as forecast_line,  # the estimated time of a search, as a sentence
-    forecast_to_json as forecast_to_json,  # the estimated time of tuning as data
     forecast_tuning as forecast_tuning,  # estimate the duration of a search with this number of ``builds``
     multiplications_by_node as multiplications_by_node,  # of each node, for one input, and nodes not known
 )
 from .inspect import (
     InspectSection as InspectSection,  # a section of the report that can stand alone
     Judged as Judged,  # the nodes that a backend's search may quantize, and reasons against the others
-    find_bodies as find_bodies,  # all bodies, outer ones first; then the local functions
     inspect_model as inspect_model,  # count the regions and patterns, and the nodes of ``judged`` by reason
     inspection_text as inspection_text,  # the inspection as text, or ``only`` some sections
     inspection_to_json as inspection_to_json,  # the output of ``inspect --json``, never truncated

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -280,52 +280,43 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
     return frozenset(model.nodes[node].name for _, node in useful)
 
 
-def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
-    """Names of the nodes that may be quantized.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedNodes:
+    """Names of nodes by the rules for patterns, and the rules that match no node, as written.
 
-    An empty ``allow`` allows all, ``deny`` overrides it, and ``include`` and ``exclude`` are case-sensitive
-    globs over node names. ``Constant`` nodes are never among them. Raises `PatternError` for an expression
-    that cannot be parsed.
+    The ``denied`` nodes stay in floating point, inputs included. A node that is only not ``allowed`` may still read a
+    tensor that an allowed producer has quantized.
     """
-    everything = {node.name for node in model.nodes if not is_constant_node(node)}
-    allowed = _named(model, rules.allow) if rules.allow else set(everything)
-    denied = _named(model, rules.deny)
-    return frozenset(
-        name
-        for name in (allowed & everything) - denied
-        if (not rules.include or _is_like(name, rules.include)) and not _is_like(name, rules.exclude)
-    )
+
+    allowed: frozenset[str]
+    denied: frozenset[str]
+    unmatched: tuple[str, ...]
 
 
-def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
-    """Names of the nodes that ``deny`` and ``exclude`` keep in floating point, inputs included.
+def select_nodes(model: Model, rules: PatternRules) -> SelectedNodes:
+    """The nodes that the rules allow and deny.
 
-    A node that is only not allowed may still read a tensor that an allowed producer has quantized.
-    """
-    denied = _named(model, rules.deny)
-    return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
-
-
-def require_matches(model: Model, rules: PatternRules) -> None:
-    """Raise `SpecError` for a glob of ``include`` that matches no node, or if nothing in ``allow`` matches any.
-
-    They restrict quantization, so the model would stay unchanged without a reason. Names belong to one model,
-    so each must match; a list of operators may be for many models, so one that is absent is only a warning
-    (`unmatched`).
+    An empty ``allow`` allows all, ``deny`` overrides it, and ``include`` and ``exclude`` are case-sensitive globs over
+    node names. ``Constant`` nodes are never allowed. Raises `PatternError` for an expression that cannot be parsed, and
+    `SpecError` for a glob of ``include`` that matches no node, or if nothing in ``allow`` matches any: the model would
+    stay unchanged without a reason. Names belong to one model, so each must match; a list of operators may be for many
+    models, so one that is absent is only among ``unmatched``.
     """
     names = [node.name for node in model.nodes if not is_constant_node(node)]
+    matches = {text: matched_nodes(parse(text), model) for text in (*rules.allow, *rules.deny)}
+    globs = (*rules.include, *rules.exclude)
+    named = {glob: frozenset(name for name in names if fnmatchcase(name, glob)) for glob in globs}
     for glob in rules.include:
-        if any(fnmatchcase(name, glob) for name in names):
-            continue
-        is_operator = any(node.op_type == glob for node in model.nodes)
-        raise SpecError(
-            f"'{glob}' is the name of no node{did_you_mean(glob, names)}",
-            where=model.where,
-            cure=f"it is an operator type: write it under patterns.allow (--allow {glob})"
-            if is_operator
-            else "patterns.nodes.include, allow_file and --include take globs over node names: /layer1/*",
-        )
-    if rules.allow and not _named(model, rules.allow):
+        if not named[glob]:
+            is_operator = any(node.op_type == glob for node in model.nodes)
+            raise SpecError(
+                f"'{glob}' is the name of no node{did_you_mean(glob, names)}",
+                where=model.where,
+                cure=f"it is an operator type: write it under patterns.allow (--allow {glob})"
+                if is_operator
+                else "patterns.nodes.include, allow_file and --include take globs over node names: /layer1/*",
+            )
+    if rules.allow and not any(matches[text] for text in rules.allow):
         operators = sorted({node.op_type for node in model.nodes})
         raise SpecError(
             f"nothing in patterns.allow matches a node: {', '.join(rules.allow)}",
@@ -333,21 +324,19 @@ def require_matches(model: Model, rules: PatternRules) -> None:
             cure=f"operators of this model: {', '.join(operators)}",
         )
 
+    def union(found: Mapping[str, frozenset[str]], texts: Iterable[str]) -> frozenset[str]:
+        return frozenset[str]().union(*(found[text] for text in texts))
 
-def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
-    """The expressions and globs of the rules that match no node, as written: a warning, not an error."""
-    names = [node.name for node in model.nodes]
-    idle = [text for text in (*rules.allow, *rules.deny) if not matched_nodes(parse(text), model)]
-    idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]
-    return tuple(idle)
-
-
-def _named(model: Model, texts: tuple[str, ...]) -> set[str]:
-    return {name for text in texts for name in matched_nodes(parse(text), model)}
-
-
-def _is_like(name: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
+    denied = union(matches, rules.deny) | union(named, rules.exclude)
+    allowed = union(matches, rules.allow) if rules.allow else frozenset(names)
+    included = union(named, rules.include) if rules.include else frozenset(names)
+    found = matches | named
+    texts = (*rules.allow, *rules.deny, *rules.exclude)
+    return SelectedNodes(
+        allowed=(allowed & included) - denied,
+        denied=denied,
+        unmatched=tuple(text for text in texts if not found[text]),
+    )
 
 
 class ExpressionMatcher:

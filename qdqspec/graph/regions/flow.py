@@ -241,12 +241,10 @@ class DominatorTree:
         self.parent = [0]
         self._depth = [0]
 
-    def add(self, predecessors: Sequence[int]) -> int:
-        """Add the next vertex; return its immediate dominator (the entry if it has no predecessor)."""
-        dominator = self.meet(predecessors)
-        self.parent.append(dominator)
-        self._depth.append(self._depth[dominator] + 1)
-        return dominator
+    def add(self, predecessors: Iterable[int]) -> None:
+        """Add the next vertex; the entry dominates one without predecessors."""
+        self.parent.append(self.meet(predecessors))
+        self._depth.append(self._depth[self.parent[-1]] + 1)
 
     def meet(self, vertices: Iterable[int]) -> int:
         """The nearest common dominator of the vertices."""
@@ -270,35 +268,56 @@ class Chains:
     ``following[a]``. -1 means none.
     """
 
-    following: tuple[int, ...]
+    successors: list[list[int]]
+    following: list[int]
     inside: dict[int, list[int]]
 
 
-def structure_tree(dominator: Sequence[int], successors: Sequence[Iterable[int]]) -> Chains:
+def chains_of(
+    feeds: Sequence[Iterable[int]], *, results: Collection[int] = (), anchors: Collection[int] = ()
+) -> Chains:
     """Nest all single-entry single-exit regions (Johnson, Pearson, Pingali, PLDI 1994), in linear time.
 
-    ``dominator`` is the immediate dominator of each vertex; the last vertex is the exit. The parent of a chain is the
-    link from the nearest dominator of its head that has one to the end of that link. No other region can be smaller:
-    in an acyclic graph, each vertex that ``a`` dominates and that is not reachable through ``following[a]`` lies
-    before it.
+    Vertices are numbered from 1 in topological order; ``feeds`` lists the producers of each, and ``results`` leave the
+    graph. Vertex 0 is the entry, the last is the exit. Side inputs, which join from an entry of their own without any
+    of the ``anchors``, are omitted: all layers read an attention mask or a position table, which would connect them
+    into one structure.
+
+    The parent of a chain is the link from the nearest dominator of its head that has one to the end of that link. No
+    other region can be smaller: in an acyclic graph, each vertex that ``a`` dominates and that is not reachable through
+    ``following[a]`` lies before it.
     """
-    size = len(dominator)
+    last = len(feeds) + 1
+    tree = DominatorTree()
+    successors: list[list[int]] = [[] for _ in range(last + 1)]
+    works: set[int] = set()  # vertices with an anchor at or above them
+    for here, row in enumerate(feeds, start=1):
+        feeding = list(row)
+        if len(feeding) > 1 and tree.meet(feeding) == 0:
+            feeding = [f for f in feeding if f in works] or feeding
+        tree.add(feeding)
+        for producer in feeding or (0,):
+            successors[producer].append(here)
+        if here in anchors or not works.isdisjoint(feeding):
+            works.add(here)
+    ends = [here for here in range(1, last) if not successors[here] or here in results]
+    for here in ends:
+        successors[here].append(last)
+    tree.add(ends)
     reverse = DominatorTree()
-    for vertex in range(size - 2, -1, -1):
-        reverse.add([size - 1 - successor for successor in successors[vertex]])
-    post_dominator = [size - 1 - p for p in reversed(reverse.parent)]
-    following, preceding = [-1] * size, [-1] * size
-    for vertex in range(1, size):
-        above = dominator[vertex]
-        if post_dominator[above] == vertex:
+    for vertex in range(last - 1, -1, -1):
+        reverse.add([last - successor for successor in successors[vertex]])
+    following, preceding, container = ([-1] * (last + 1) for _ in range(3))
+    for vertex in range(1, last + 1):
+        above = tree.parent[vertex]
+        if last - reverse.parent[last - above] == vertex:  # the immediate post-dominator
             following[above], preceding[vertex] = vertex, above
-    container = [-1] * size
     inside: dict[int, list[int]] = {}
-    for vertex in range(1, size):
-        above = dominator[vertex]
+    for vertex in range(1, last + 1):
+        above = tree.parent[vertex]
         if preceding[vertex] >= 0:
             container[vertex] = container[above]
             continue
         container[vertex] = above if following[above] >= 0 else container[above]
         inside.setdefault(container[vertex], []).append(vertex)
-    return Chains(tuple(following), inside)
+    return Chains(successors, following, inside)

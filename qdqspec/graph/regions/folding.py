@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from qdqspec.graph.model import Model
-from qdqspec.graph.ops import ANCHORS, CONTROL
+from qdqspec.graph.ops import ANCHORS, made_of_constants
 from qdqspec.graph.unify import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
@@ -31,8 +31,11 @@ def fold_graph(
     The nodes of one kernel, of either profile, stay together. Of more kernels than ``most``, neighbouring ones are
     joined, in the order of the leaves of ``regions``.
     """
-    fixed = _find_fixed(model)
-    at = {node.name: i for i, node in enumerate(model.nodes) if not node.is_marker and node.name not in fixed}
+    fixed = made_of_constants(model)
+    computed = (
+        node for node in model.nodes if not (node.is_marker or fixed.issuperset(filter(None, node.outputs)))
+    )
+    at = {node.name: node.index for node in computed}
     kernels = (
         [at[n] for n in layer.nodes if n in at] for layer in (*reference, *tuned) if not layer.boundary
     )
@@ -63,18 +66,6 @@ def fold_graph(
         )
         for part, group in enumerate(groups)
     )
-
-
-def _find_fixed(model: Model) -> set[str]:
-    """The nodes that compute the same for all inputs, which runtimes compute once: their inputs are constants."""
-    fixed: set[str] = set()
-    known = set(model.constants)
-    for node in model.nodes:
-        reads = {tensor for tensor in node.inputs if tensor}
-        if node.op_type == "Constant" or (reads and reads <= known and node.op_type not in CONTROL):
-            fixed.add(node.name)
-            known.update(node.outputs)
-    return fixed
 
 
 def _join_neighbours(groups: Sequence[_Nodes], most: int) -> list[list[int]]:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 from qdqspec._core.units import list_text, plain, seconds_text
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import RANDOM, is_fused_attention
+from qdqspec.graph.ops import is_fused_attention, made_of_constants
 from qdqspec.graph.protos import size_of, without_weights
 
 _START_S = 0.6  # start of a process that imports a runtime
@@ -47,9 +47,9 @@ class Forecast:
     """Estimated range of a search's duration in seconds, with the figures it is computed from."""
 
     builds: int
-    low_s: float
-    high_s: float
-    macs: int
+    low_seconds: float
+    high_seconds: float
+    multiplications: int
     assumed: tuple[str, ...] = ()  # dimensions of inputs that count as 1
 
 
@@ -67,34 +67,26 @@ def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int
     run_s = _RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs
     expected = builds * (build_s + _RUNS * run_s)
     return Forecast(
-        builds=builds, low_s=expected / _EITHER_WAY, high_s=expected * _EITHER_WAY, macs=macs, assumed=assumed
+        builds=builds,
+        low_seconds=round(expected / _EITHER_WAY, 1),
+        high_seconds=round(expected * _EITHER_WAY, 1),
+        multiplications=macs,
+        assumed=assumed,
     )
 
 
 def forecast_line(guess: Forecast) -> str:
     """The estimated time of a search, as a sentence."""
-    low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
+    low, high = (seconds_text(seconds) for seconds in (guess.low_seconds, guess.high_seconds))
     names = list_text([plain(name) for name in guess.assumed], 4)
     assumed = f" (unknown sizes taken as 1: {names})" if names else ""
-    macs = f"{guess.macs / 1e6:,.0f} million" if guess.macs >= 1e6 else "less than a million"
+    count = guess.multiplications
+    macs = f"{count / 1e6:,.0f} million" if count >= 1e6 else "less than a million"
     return (
         f"the search may take {low} to {high}: {guess.builds} builds, estimated from node count, weights and "
         f"{macs} multiplications{assumed}; nothing was built; calibration before it, and the "
         "timing of its finalists and the comparison of outputs after it, come on top"
     )
-
-
-def forecast_to_json(guess: Forecast | None) -> dict[str, Any] | None:
-    """The estimated time of tuning as data."""
-    if guess is None:
-        return None
-    return {
-        "builds": guess.builds,
-        "low_seconds": round(guess.low_s, 1),
-        "high_seconds": round(guess.high_s, 1),
-        "multiplications": guess.macs,
-        "assumed": list(guess.assumed),
-    }
 
 
 def multiplications_by_node(
@@ -109,11 +101,7 @@ def multiplications_by_node(
     1, and such nodes of bodies once. Nodes that compute constants cost nothing: a runtime folds them.
     """
     known, _ = _fix_shapes(model, shapes)
-    constant = set(model.fixed_constants)
-    for node in model.nodes:
-        is_plain = not node.is_marker and node.name not in model.bodies and not node.body_reads
-        if is_plain and node.op_type not in RANDOM and constant.issuperset(filter(None, node.inputs)):
-            constant.update(node.outputs)
+    constant = made_of_constants(model)
 
     def is_unknown(tensor: str) -> bool:
         return bool(tensor) and tensor not in constant and None in (known.shape(tensor) or (None,))

@@ -1,26 +1,22 @@
 """The report of `qdqspec inspect` on a model, and its rendering as text and as JSON.
 
-Below the main graph are the bodies of If, Loop and Scan, and local functions. The nodes of bodies belong to the model
-and to its regions. A local function is searched as a separate model; a call of it is an operator that no backend lists,
-so that no Q/DQ is inserted in it.
+Below the main graph are the bodies of If, Loop and Scan. The nodes of bodies belong to the model and to its regions.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import onnx
 from tabulate import tabulate
 
 from qdqspec._core.records import to_data
 from qdqspec._core.units import count_text, list_text, plain
-from qdqspec.graph.flat import free_name
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.graph.regions.forecast import Forecast, forecast_line, forecast_to_json
+from qdqspec.graph.regions.forecast import Forecast, forecast_line
 from qdqspec.types import Region, RegionType
 
 
@@ -54,16 +50,14 @@ class Judged:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Body:
-    """A graph inside a model, identified by its path.
+    """A body, identified by its path, and the regions that lie in it.
 
-    ``regions`` are those of the function, or those of the model that lie in the body. ``nodes`` excludes
-    ``Constant`` nodes and the bodies inside it.
+    ``nodes`` excludes ``Constant`` nodes and the bodies inside it.
     """
 
     name: str
-    kind: Literal["body", "function"]
     nodes: int
     regions: tuple[Region, ...]
 
@@ -97,7 +91,6 @@ def inspect_model(
     regions: Sequence[Region],
     judged: Judged | None = None,
     *,
-    bodies: Sequence[Body] = (),
     forecast: Forecast | None = None,
 ) -> Inspection:
     """Count the regions and patterns, and the nodes of ``judged`` by reason."""
@@ -124,41 +117,22 @@ def inspect_model(
         quantizable=None if judged is None else frozenset(n for n, reason in reasons.items() if not reason),
         judged=judged,
         refusals=tuple(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
-        bodies=tuple(bodies),
+        bodies=find_bodies(model, regions),
         forecast=forecast,
     )
 
 
-def find_bodies(
-    model: Model, regions: Sequence[Region], find: Callable[[Model], Sequence[Region]]
-) -> tuple[Body, ...]:
-    """All bodies, outer ones first, in graph order; then the local functions, whose regions ``find`` returns."""
+def find_bodies(model: Model, regions: Sequence[Region]) -> tuple[Body, ...]:
+    """All bodies, outer ones first, in graph order."""
     # the paths of all bodies; a marker begins each, and outer ones begin before inner ones
     inside: dict[str, set[str]] = {node.scope: set() for node in model.nodes if node.scope}
     for node in model.nodes:
         if node.scope and not (node.is_marker or is_constant_node(node)):
             inside[node.scope].add(node.name)
-    found = []
-    for path, names in inside.items():
-        own = tuple(region for region in regions if names.issuperset(region.nodes))
-        found.append(Body(name=path, kind="body", nodes=len(names), regions=own))
-    parts = [node.name.split("/") for node in model.nodes] if model.proto.functions else []
-    taken = {"/".join(some[:i]) for some in parts for i in range(len(some) + 1)}
-    for function in model.proto.functions:
-        name = free_name(f"{function.domain}:{function.name}", taken)
-        # types of tensors depend on the callers and are unknown here
-        proto = onnx.ModelProto(ir_version=10, opset_import=function.opset_import)
-        proto.graph.name = function.name
-        proto.graph.node.extend(function.node)
-        proto.graph.input.extend(onnx.ValueInfoProto(name=given) for given in function.input)
-        proto.graph.output.extend(onnx.ValueInfoProto(name=made) for made in function.output)
-        own = tuple(
-            replace(region, nodes=tuple(f"{name}/{node}" for node in region.nodes))
-            for region in find(Model(proto))
-        )
-        count = len(own[0].nodes) if own else 0
-        found.append(Body(name=name, kind="function", nodes=count, regions=own))
-    return tuple(found)
+    return tuple(
+        Body(path, len(names), tuple(region for region in regions if names.issuperset(region.nodes)))
+        for path, names in inside.items()
+    )
 
 
 # ---- text and JSON -------------------------------------------------------------------------------
@@ -201,9 +175,9 @@ def inspection_to_json(inspection: Inspection) -> dict[str, Any]:
         "bodies": [
             {
                 "name": body.name,
-                "kind": body.kind,
+                "kind": "body",
                 "nodes": body.nodes,
-                "placed": body.kind == "body",
+                "placed": True,
                 "regions": listed(body.regions),
             }
             for body in inspection.bodies
@@ -213,7 +187,7 @@ def inspection_to_json(inspection: Inspection) -> dict[str, Any]:
         found["judged"] = {"backend": judged.backend, "note": judged.note}
         found["outputs"] = [{"tensor": name, "reason": reason} for name, reason in judged.outputs.items()]
     if inspection.forecast is not None:
-        found["forecast"] = forecast_to_json(inspection.forecast)
+        found["forecast"] = to_data(inspection.forecast)
     return found
 
 
@@ -319,10 +293,9 @@ def _write_tree(inspection: Inspection, verbose: bool, most: int, include_all: b
 
 
 def _write_bodies(inspection: Inspection, most: int) -> str:
-    """One line for each inner graph. The tree has the regions of bodies, the JSON has the regions of functions."""
+    """One line for each body. The tree has their regions."""
     rows = [
         (
-            body.kind,
             body.nodes,
             sum(r.type == "LEAF" for r in body.regions),
             plain(body.name, _NAME),
@@ -330,9 +303,7 @@ def _write_bodies(inspection: Inspection, most: int) -> str:
         )
         for body in inspection.bodies
     ]
-    functions = any(body.kind == "function" for body in inspection.bodies)
-    title = f"Bodies of If, Loop and Scan{' (nothing is placed in local functions)' if functions else ''}"
-    return _write_table(title, ("kind", "nodes", "leaves", "name", "pattern"), rows, most)
+    return _write_table("Bodies of If, Loop and Scan", ("nodes", "leaves", "name", "pattern"), rows, most)
 
 
 def _write_patterns(inspection: Inspection, most: int) -> str:

@@ -19,7 +19,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, TypeAlias
 
 import onnx
@@ -27,7 +26,7 @@ import onnx
 from qdqspec.graph.model import TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.graph.protos import attribute_of
-from qdqspec.graph.regions.flow import DominatorTree, Flow, short_hash, structure_tree
+from qdqspec.graph.regions.flow import Flow, chains_of, short_hash
 
 PatternGranularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
@@ -91,7 +90,7 @@ class PatternMaker:
             edges.append(row)
         key = tuple(labels), tuple(map(tuple, edges))
         if key not in self._solved:
-            order, certificate = canonical_order(LabelledGraph(labels, edges))
+            order, certificate = canonical_order(labels, edges)
             digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
             self._solved[key] = order, f"{VERSION}-{digest}", self._text(members)
         order, digest, text = self._solved[key]
@@ -113,7 +112,7 @@ class PatternMaker:
             common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
             shown = ", ".join(f"{count} {op}" for op, count in common[:5])
             return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
-        local = {index: i for i, index in enumerate(chosen)}
+        local = {index: number for number, index in enumerate(chosen, start=1)}
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in chosen]
         return _write_chains(op_types, feeds)
 
@@ -121,22 +120,9 @@ class PatternMaker:
 def _write_chains(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
     """The operators as text: ``Conv > Relu > (Conv | Conv > Relu) > Add``.
 
-    They are in topological order; ``feeds`` lists for each the positions of its producers.
+    They are in topological order; ``feeds`` lists the producers of each, by their number from 1.
     """
-    last = len(feeds) + 1
-    successors: list[list[int]] = [[] for _ in range(last + 1)]
-    tree = DominatorTree()
-    for here, row in enumerate(feeds, start=1):
-        tree.add([p + 1 for p in row])
-        for producer in row:
-            successors[producer + 1].append(here)
-        if not row:
-            successors[0].append(here)
-    ends = [vertex for vertex in range(1, last) if not successors[vertex]]
-    for vertex in ends:
-        successors[vertex] = [last]
-    tree.add(ends)
-    chains = structure_tree(tree.parent, successors)
+    chains, last = chains_of(feeds), len(feeds) + 1
 
     def write(vertex: int) -> str:
         parts = []
@@ -146,7 +132,7 @@ def _write_chains(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> st
             after = chains.following[vertex]
             if branches := chains.inside.get(vertex):
                 texts = sorted(map(write, branches))  # so that equal patterns have equal texts
-                texts += ["skip"] if vertex > 0 and after in successors[vertex] else []
+                texts += ["skip"] if vertex > 0 and after in chains.successors[vertex] else []
                 parts.append(f"({' | '.join(texts)})" if len(texts) > 1 or vertex == 0 else texts[0])
             vertex = after
         return " > ".join(parts)
@@ -224,37 +210,24 @@ InEdge: TypeAlias = tuple[int, int, int]
 Tagged: TypeAlias = list[list[tuple[bytes, int]]]
 
 
-class LabelledGraph:
-    """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
+def canonical_order(
+    labels: Sequence[str], edges: Sequence[Sequence[InEdge]], *, effort: int = 50_000
+) -> tuple[list[int], str]:
+    """Vertices of a labelled acyclic graph in canonical order, and the certificate: the whole graph in that order.
 
-    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[InEdge]]) -> None:
-        self.labels = labels
-        self.edges = edges
-        ways = {(slot, output) for row in edges for slot, _, output in row}
-        tags = {axis: b"%d.%d." % axis for axis in ways}
-        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
-        self.depth: list[int] = []
-        for row in edges:
-            self.depth.append(max((self.depth[feeding] + 1 for _, feeding, _ in row), default=0))
-
-    @cached_property
-    def down(self) -> Tagged:
-        """The same edges by producer. Computed on demand: most graphs need no backward sweep."""
-        down: Tagged = [[] for _ in self.labels]
-        for vertex, row in enumerate(self.up):
-            for tag, feeding in row:
-                down[feeding].append((tag, vertex))
-        return down
-
-
-def canonical_order(graph: LabelledGraph, *, effort: int = 50_000) -> tuple[list[int], str]:
-    """Vertices in canonical order, and the certificate: the whole graph written in that order.
-
-    Graphs with equal certificates are isomorphic. If ties times vertices exceed the ``effort``, tied vertices are
-    ordered as they are listed, all at once.
+    Vertices are listed in topological order, each with its label and the edges into it. Graphs with equal certificates
+    are isomorphic. If ties times vertices exceed the ``effort``, tied vertices are ordered as they are listed, all at
+    once.
     """
-    hashes = {label: short_hash(label.encode()) for label in set(graph.labels)}
-    colors = _refine(graph, [hashes[label] for label in graph.labels])
+    up: Tagged = [[(b"%d.%d." % (slot, output), end) for slot, end, output in row] for row in edges]
+    down: Tagged = [[] for _ in labels]
+    depth: list[int] = []
+    for vertex, row in enumerate(up):
+        depth.append(max((depth[feeding] + 1 for _, feeding in row), default=0))
+        for tag, feeding in row:
+            down[feeding].append((tag, vertex))
+    hashes = {label: short_hash(label.encode()) for label in set(labels)}
+    colors = _refine(up, down, [hashes[label] for label in labels])
     ties = len(colors) - len(set(colors))
     at_once = None if ties * len(colors) > effort else 1
     while True:
@@ -266,17 +239,17 @@ def canonical_order(graph: LabelledGraph, *, effort: int = 50_000) -> tuple[list
             break
         for number, vertex in enumerate(classes[min(tied)[1]][:at_once], start=1):
             colors[vertex] = short_hash(colors[vertex] + b"\0chosen" * number)
-        colors = _refine(graph, colors)
-    order = sorted(range(len(colors)), key=lambda v: (graph.depth[v], colors[v]))
+        colors = _refine(up, down, colors)
+    order = sorted(range(len(colors)), key=lambda v: (depth[v], colors[v]))
     place = {vertex: i for i, vertex in enumerate(order)}
     rows = []
     for vertex in order:
-        feeds = sorted([(slot, place[feeding], output) for slot, feeding, output in graph.edges[vertex]])
-        rows.append(f"{graph.labels[vertex]}<{feeds}")
+        feeds = sorted([(slot, place[feeding], output) for slot, feeding, output in edges[vertex]])
+        rows.append(f"{labels[vertex]}<{feeds}")
     return order, "\n".join(rows)
 
 
-def _refine(graph: LabelledGraph, colors: Colors) -> Colors:
+def _refine(up: Tagged, down: Tagged, colors: Colors) -> Colors:
     """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
 
     Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
@@ -285,10 +258,10 @@ def _refine(graph: LabelledGraph, colors: Colors) -> Colors:
     count = len(set(colors))
     while count < len(colors):
         before = count
-        colors = _sweep(graph.up, range(len(colors)), colors)
+        colors = _sweep(up, range(len(colors)), colors)
         if (count := len(set(colors))) == len(colors):
             break
-        colors = _sweep(graph.down, range(len(colors) - 1, -1, -1), colors)
+        colors = _sweep(down, range(len(colors) - 1, -1, -1), colors)
         if (count := len(set(colors))) == before:
             break
     return colors

@@ -13,7 +13,7 @@ PyTorch's exporter writes the scopes to node metadata under ``pkg.torch.onnx.nam
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -25,7 +25,7 @@ from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, MOVING_OPS, POOLS
 from qdqspec.graph.protos import metadata
-from qdqspec.graph.regions.flow import Chains, DominatorTree, Flow, flow_of, structure_tree
+from qdqspec.graph.regions.flow import Flow, chains_of, flow_of
 from qdqspec.graph.regions.pattern import PatternMaker
 from qdqspec.types import LayerTime, Region, RegionRules
 
@@ -36,12 +36,11 @@ _TINY = 2  # nodes of the largest leaf that joins a neighbour, if both fit withi
 class Leaf:
     """Nodes that stay in one region.
 
-    A ``closed`` leaf is a whole branching structure and is not extended. A ``light`` leaf has no anchor.
+    A ``closed`` leaf is a whole branching structure and is not extended.
     """
 
     nodes: list[int]
     closed: bool = False
-    light: bool = False
 
     @property
     def size(self) -> int:
@@ -61,8 +60,6 @@ class Composite:
 
 
 Block: TypeAlias = Leaf | Composite
-# Whether two sets of nodes are adjacent in the data flow: see `Flow.linked`.
-Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
 
 
 def _list_leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
@@ -81,7 +78,7 @@ def _list_nodes(blocks: Iterable[Block]) -> list[int]:
     return [index for leaf in _list_leaves(blocks) for index in leaf.nodes]
 
 
-def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
+def _dissolve(root: Composite, limit: int, flow: Flow) -> None:
     """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
 
     Such a level carries no information. Without it, each composite holds at most half of the nodes of its parent, so
@@ -98,7 +95,7 @@ def _dissolve(root: Composite, limit: int, linked: Linked) -> None:
                 waiting.extend(reversed(block.children))
             else:
                 kept.append(block)
-        composite.children = _join_tiny(kept, limit, linked)
+        composite.children = _join_tiny(kept, limit, flow)
         pending.extend(block for block in composite.children if isinstance(block, Composite))
 
 
@@ -126,11 +123,11 @@ def _pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
             if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
                 filled.append([])
             filled[-1] += piece
-        packed += [Leaf(nodes, light=all(leaf.light for leaf in run)) for nodes in filled]
+        packed += map(Leaf, filled)
     return packed
 
 
-def _join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
+def _join_tiny(blocks: Sequence[Block], limit: int, flow: Flow) -> list[Block]:
     """Merge each tiny leaf with the next leaf, or else with the previous one, if both fit into one.
 
     A closed leaf takes in only leaves without an anchor, so that equal blocks of a model stay equal.
@@ -147,12 +144,11 @@ def _join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Bloc
             and min(block.size, after.size) <= _TINY
             and (
                 not (block.closed or after.closed)
-                or any(leaf.light and leaf.size <= _TINY for leaf in (block, after))
+                or any(leaf.size <= _TINY and flow.is_light(leaf.nodes) for leaf in (block, after))
             )
-            and linked(block.nodes, after.nodes)
+            and flow.linked(block.nodes, after.nodes)
         ):
-            whole = block.nodes + after.nodes
-            joined[-1] = Leaf(whole, closed=block.closed or after.closed, light=block.light and after.light)
+            joined[-1] = Leaf(block.nodes + after.nodes, closed=block.closed or after.closed)
         else:
             joined.append(block)
     return joined[::-1]
@@ -203,7 +199,7 @@ def find_regions(
         blocks = _blocks_of_names(graph, rules.max_nodes) if rules.by == "names" else []
         if not blocks:
             whole = Composite(_blocks_of_structure(graph, _list_searched(graph), rules.max_nodes))
-            _dissolve(whole, rules.max_nodes, graph.linked)
+            _dissolve(whole, rules.max_nodes, graph)
             blocks = whole.children
         if rules.by in ("manual", "fusion"):
             blocks = _blocks_of_groups(graph, groups, _list_leaves(blocks))
@@ -229,37 +225,17 @@ def _list_searched(flow: Flow) -> list[int]:
     return [i for i in flow.order if i not in flow.carried] or list(flow.order)
 
 
-def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
-    """Chains of nodes: vertex 0 is the entry, ``i + 1`` is ``searched[i]``, the last is the exit."""
-    vertex = {index: i + 1 for i, index in enumerate(searched)}
-    last = len(searched) + 1
-    tree = DominatorTree()
-    successors: list[list[int]] = [[] for _ in range(last + 1)]
-    works: set[int] = set()  # vertices with an anchor at or above them
-    for here, index in enumerate(searched, start=1):
-        feeding = [vertex[p] for p in flow.producers[index] if p in vertex]
-        if len(feeding) > 1 and tree.meet(feeding) == 0:
-            # Side inputs, which join from a graph input of their own without any anchor, are omitted: all layers
-            # read an attention mask or a position table, which would connect them into one structure.
-            feeding = [f for f in feeding if f in works] or feeding
-        tree.add(feeding)
-        for producer in feeding or (0,):
-            successors[producer].append(here)
-        if flow.model.nodes[index].op_type in ANCHORS or not works.isdisjoint(feeding):
-            works.add(here)
-    results = {*flow.model.outputs, *flow.given_by}
-    for here, index in enumerate(searched, start=1):
-        if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
-            successors[here].append(last)
-    tree.add([here for here in range(1, last) if successors[here][-1] == last])
-    return structure_tree(tree.parent, successors)
-
-
 def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> list[Block]:
     """The blocks of the outermost chain of the program structure tree; blocks of inner chains are made first."""
     index_of = [-1, *searched, -1]  # the node of each vertex, without entry and exit
     ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in index_of]
-    chains = _chains(flow, searched)
+    vertex_of = {index: vertex for vertex, index in enumerate(searched, start=1)}
+    results = {*flow.model.outputs, *flow.given_by}
+    chains = chains_of(
+        [[vertex_of[p] for p in flow.producers[i] if p in vertex_of] for i in searched],
+        results={v for i, v in vertex_of.items() if not results.isdisjoint(flow.model.nodes[i].outputs)},
+        anchors={v for i, v in vertex_of.items() if flow.model.nodes[i].op_type in ANCHORS},
+    )
     between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
 
     @cache  # each branch of a large join asks for it
@@ -293,7 +269,8 @@ def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> lis
                 unit.append(index_of[vertex])
             inside = between.pop(vertex, [])
             size = sum([block.size for block in inside])
-            if inside and _all_light(inside) and size + len(unit) <= limit:
+            is_light = all(isinstance(block, Leaf) for block in inside) and flow.is_light(_list_nodes(inside))
+            if inside and is_light and size + len(unit) <= limit:
                 # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
                 unit += _list_nodes(inside)
             elif inside:
@@ -301,7 +278,7 @@ def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> lis
                 branches, unit = inside, []
             vertex = chains.following[vertex]
         blocks += _close_unit(flow, branches, unit, limit)
-        return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
+        return _join_tiny(_pack_run(blocks, limit), limit, flow)
 
     # A chain begins before the chains inside it, so in this order the inner ones are ready.
     for vertex in sorted(chains.inside, reverse=True):
@@ -312,20 +289,14 @@ def _blocks_of_structure(flow: Flow, searched: Sequence[int], limit: int) -> lis
 
 def _close_unit(flow: Flow, branches: list[Block], unit: list[int], limit: int) -> list[Block]:
     """One leaf for a branching and the run after it if they fit, else a composite; a run alone is a leaf."""
-    light = flow.is_light(unit)
-    tail: list[Block] = [Leaf(unit, light=light)] if unit else []
+    tail: list[Block] = [Leaf(unit)] if unit else []
     if not branches:
         return tail
     room = limit - sum([block.size for block in branches])
     if (len(unit) > room and len(unit) - room <= _TINY) or room < min(len(unit), 1):
-        return [Composite(_join_tiny([*branches, *_pack_run(tail, limit)], limit, flow.linked))]
-    closed = Leaf(_list_nodes(branches) + unit[:room], closed=True, light=light and _all_light(branches))
-    rest = [Leaf(unit[room:], light=light)] if unit[room:] else []
-    return [closed, *_pack_run(rest, limit)]
-
-
-def _all_light(blocks: Sequence[Block]) -> bool:
-    return all(isinstance(block, Leaf) and block.light for block in blocks)
+        return [Composite(_join_tiny([*branches, *_pack_run(tail, limit)], limit, flow))]
+    closed = Leaf(_list_nodes(branches) + unit[:room], closed=True)
+    return [closed, *_pack_run([Leaf(unit[room:])] if unit[room:] else [], limit)]
 
 
 # ---- regions given from outside: globs of a spec, or groups of nodes fused by a backend ------------
@@ -455,7 +426,7 @@ def _blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     if 2 * sum(map(bool, paths.values())) < len(paths):
         return []
     whole = Composite(_blocks_in_module(paths, 0, max_nodes, flow))
-    _dissolve(whole, max_nodes, flow.linked)
+    _dissolve(whole, max_nodes, flow)
     return whole.children
 
 
@@ -491,8 +462,8 @@ def _blocks_in_module(
     blocks: list[Block] = []
     for name, part in parts.items():
         if len(part) <= limit:
-            blocks.append(Leaf([*part], closed=isinstance(name, str), light=flow.is_light(part)))
+            blocks.append(Leaf([*part], closed=isinstance(name, str)))
         else:
             inside = _blocks_in_module(part, depth + 1, limit, flow)
             blocks.append(inside[0] if len(inside) == 1 else Composite(inside))
-    return _join_tiny(_pack_run(blocks, limit), limit, flow.linked)
+    return _join_tiny(_pack_run(blocks, limit), limit, flow)

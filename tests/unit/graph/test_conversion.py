@@ -15,7 +15,7 @@ from random_models import onnx_models, random_inputs
 
 from qdqspec.errors import ModelError
 from qdqspec.graph import ops
-from qdqspec.graph.conversion import computes_in_float16, in_float32, is_converted, raise_opset, with_types
+from qdqspec.graph.conversion import computes_in_float16, in_float32, raise_opset, with_types
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import opset_of
 from qdqspec.graph.unify import unified
@@ -108,7 +108,7 @@ def assert_alike(half: Model) -> Model:
     onnx.checker.check_model(converted.proto, full_check=True)
     assert list(converted.proto.graph.input) == list(half.proto.graph.input)
     assert list(converted.proto.graph.output) == list(half.proto.graph.output)
-    assert is_converted(converted)
+    assert converted.converted_from
     assert not computes_in_float16(converted)
     feeds = {name: value.astype(np.float16) for name, value in random_inputs(half).items()}
     for one, other in zip(outputs_of(half, feeds), outputs_of(converted, feeds), strict=True):

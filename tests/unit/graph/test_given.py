@@ -13,8 +13,7 @@ from onnx_text import outputs_of, parsed
 
 from qdqspec._core.node_digests import changes_text
 from qdqspec.errors import SpecError
-from qdqspec.graph.given import cautions, digests_of, fixed_arrays, given_model
-from qdqspec.graph.inlining import fix_inputs, inlined
+from qdqspec.graph.given import cautions, digests_of, fix_inputs, fixed_arrays, given_model, inlined
 from qdqspec.graph.model import Model, load_model
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
@@ -146,7 +145,7 @@ def test_nodes_are_sorted_in_bodies_and_functions_too(tmp_path: Path) -> None:
     """Quark writes nodes in any order. ONNX Runtime runs them, where bodies have no such nodes."""
     onnx.save(onnx.parser.parse_model(UNSORTED), tmp_path / "net.onnx")
     model = load_model(tmp_path / "net.onnx")
-    assert [node.op_type for node in model.proto.graph.node] == ["Relu", "Neg", "Exp", "If", "Add", "Tanh"]
+    assert [node.op_type for node in model.proto.graph.node] == ["Relu", "Neg", "If", "Exp", "Add", "Tanh"]
     own = given_model(tmp_path / "net.onnx", {})
     assert own.sha256 == model.sha256
     assert own.notes[0].startswith("some nodes come before")

@@ -18,7 +18,6 @@ from qdqspec.graph.regions.folding import fold_graph
 from qdqspec.graph.regions.forecast import forecast_line, forecast_tuning, multiplications_by_node
 from qdqspec.graph.regions.inspect import (
     Judged,
-    find_bodies,
     inspect_model,
     inspection_text,
     inspection_to_json,
@@ -76,12 +75,9 @@ NESTED = """g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y) {
 <domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
 
 
-def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs_that_are_not_quantized():
+def test_bodies_are_regions_of_the_tree():
     model = parsed(NESTED, w=(4, 4, 1, 1))
     regions = find_regions(model)
-    bodies = find_bodies(model, regions, find_regions)
-    (function,) = (body for body in bodies if body.name == "local:twice")
-    assert [region.nodes for region in function.regions if region.type == "LEAF"] == [("local:twice/add",)]
     assert {(r.parent, r.nodes[0]) for r in regions if r.type == "LEAF"} == {
         ("r0", "pre"),
         ("r0.1", "choose/then_branch/conv"),
@@ -89,14 +85,12 @@ def test_bodies_are_regions_of_the_tree_and_functions_separate_graphs_that_are_n
         ("r0.1", "choose/then_branch/again/else_branch/neg"),
         ("r0", "choose/else_branch/call"),
     }
-    found = inspect_model(model, regions, judged(model, "Conv"), bodies=bodies)
+    found = inspect_model(model, regions, judged(model, "Conv"))
     text = inspection_text(found)
-    assert "nothing is placed in local functions" in text
     assert "quantizable on some: 2 of 7 nodes" in text
     assert "choose/then_branch/again/else_branch" in text
-    placed = {body["name"]: body["placed"] for body in inspection_to_json(found)["bodies"]}
-    assert [name for name, is_placed in placed.items() if not is_placed] == ["local:twice"]
-    assert "and 4 more" in inspection_text(found, lines=1)
+    assert len(inspection_to_json(found)["bodies"]) == 4
+    assert "and 3 more" in inspection_text(found, lines=1)
 
 
 def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
@@ -104,7 +98,7 @@ def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
         h = MatMul(x, w)  y = Relu(h) }"""
     model = parsed(text, w=(64, 128))
     found = forecast_tuning(model, 10)
-    assert found.macs == 64 * 128
+    assert found.multiplications == 64 * 128
     assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
     assert forecast_line(found).endswith(
         "multiplications (unknown sizes taken as 1: 'batch', 'steps', dimension 1 of input 'z'); nothing was built; "
@@ -112,11 +106,11 @@ def test_dynamic_dimensions_are_given_or_assumed_as_one_and_listed() -> None:
     )
     # dimensions of the same name have the same size
     found = forecast_tuning(model, 10, {"x": (4, 50, 64)})
-    assert found.macs == 4 * 50 * 64 * 128
+    assert found.multiplications == 4 * 50 * 64 * 128
     assert found.assumed == ("dimension 1 of input 'z'",)
     assert forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
     model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle2ONNX writes
-    assert forecast_tuning(model, 10, {"x": (4, 50, 64)}).macs == found.macs
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64)}).multiplications == found.multiplications
 
 
 _SCALES = "float s, uint8 z, float[12] t, uint8[12] u, float v, uint8 p"
@@ -164,7 +158,7 @@ def test_multiplications_are_counted(
     node: str, weight: str, left: tuple[str, tuple[int, ...]], macs: int
 ) -> None:
     model = parsed(f"net ({left[0]}, {weight} w, {_SCALES}) => (y) {{ {node} }}")
-    assert forecast_tuning(model, 10, {"q": left[1]}).macs == macs
+    assert forecast_tuning(model, 10, {"q": left[1]}).multiplications == macs
 
 
 def kernel(milliseconds: float, *nodes: str, **more: Any) -> LayerTime:

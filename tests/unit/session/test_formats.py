@@ -23,7 +23,7 @@ from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, everything
-from qdqspec.graph.conversion import computes_in_float16, is_converted, with_integer_kernels
+from qdqspec.graph.conversion import computes_in_float16, with_integer_kernels
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import import_placement
@@ -234,7 +234,7 @@ def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quanti
     tuned, given = load_model(quantized), load_model(half)
     assert list(tuned.proto.graph.input) == list(given.proto.graph.input)
     assert list(tuned.proto.graph.output) == list(given.proto.graph.output)
-    assert is_converted(tuned)
+    assert tuned.converted_from
     assert not computes_in_float16(tuned)
     pairs = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
     assert pairs
@@ -278,13 +278,13 @@ def test_the_result_compares_all_with_the_float16_model(shared: Session, half: P
     assert "float32" in {other["role"] for other in recorded["others"]}
     assert any("pairs are inserted into a copy in float32" in warning for warning in evidence.warnings)
     output = evidence.output
-    assert is_converted(load_model(output / "float32.onnx"))
+    assert load_model(output / "float32.onnx").converted_from
     assert (output / "reference.onnx").read_bytes() == half.read_bytes()
     tuned = load_model(output / "tuned.onnx")
     assert computes_in_float16(tuned) == evidence.search.unchanged
     assert "float32," in (output / "layers.csv").read_text()
     applied = apply_scheme(load_model(half), output / "scheme.json").proto
-    assert is_converted(Model(applied)) != evidence.search.unchanged
+    assert bool(Model(applied).converted_from) != evidence.search.unchanged
 
 
 def test_float16_models_stay_on_a_backend_with_kernels_for_them(

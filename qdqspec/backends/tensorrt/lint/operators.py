@@ -21,7 +21,7 @@ from qdqspec.backends.tensorrt import ops
 from qdqspec.backends.tensorrt.lint.numbers import INTEGER_KERNELS
 from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, TABLES, rule
 from qdqspec.backends.tensorrt.ops import CARRIERS
-from qdqspec.graph import MARKERS, QDQ_OPS, Node
+from qdqspec.graph import QDQ_OPS, Node
 from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq import edges_before
@@ -115,8 +115,8 @@ def read_as_onnx(view: View) -> Iterator[Hit]:
 
 def _foreign(view: View, *, has_importer: bool) -> Iterator[Hit]:
     for node in view.model.nodes:
-        ours = node.domain == MARKERS  # markers of inlined bodies; not in the file
-        if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
+        # markers of inlined bodies are not in the file
+        if node.is_marker or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
             continue
         if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):
             continue
