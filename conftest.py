@@ -81,5 +81,5 @@ def engine_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if "processes" not in request.fixturenames:
         from engine_threads import Threads
 
-        launch = importlib.import_module("qdqspec.backends.isolation.launch")
-        monkeypatch.setattr(launch, "open_launcher", lambda backend, **_: Threads(backend))
+        isolated = importlib.import_module("qdqspec.backends.isolation.isolated")
+        monkeypatch.setattr(isolated, "open_launcher", lambda backend, **_: Threads(backend))

@@ -17,10 +17,6 @@ from .declaring import (
 from .isolation.isolated import (
     Isolated as Isolated,  # a backend with every engine in its own child process
 )
-from .isolation.worker import (
-    options_from_json as options_from_json,  # the inverse of `options_to_json`
-    options_to_json as options_to_json,  # build options, for another process
-)
 from .open_engines import (
     Engines as Engines,  # engines of one model, for several runs at once
     HasMemory as HasMemory,  # whether that many more engines can be opened

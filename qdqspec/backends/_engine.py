@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -117,9 +118,12 @@ def check_names(inputs: Collection[str], feeds: Mapping[str, Any], model: Path) 
         raise BackendError(what, where=model, cure=CHECK_INPUTS)
 
 
-def one_line(error: Exception, most: int = 500) -> str:
-    """The message of an exception on one line, its type if it has none."""
-    return " ".join(str(error).split())[:most].strip() or type(error).__name__
+def one_line(error: Exception, most: int = 500, noise: Iterable[re.Pattern[str]] = ()) -> str:
+    """The message of an exception on one line without the ``noise``, unless it is all; its type if it has none."""
+    text = " ".join(str(error).split())
+    for pattern in noise:
+        text = pattern.sub("", text).strip() or text
+    return text[:most].strip() or type(error).__name__
 
 
 def import_library(module: str, install: str, package: str = "") -> Any:
@@ -152,22 +156,20 @@ def known_cure(text: str, cures: Mapping[str, str]) -> str | None:
     return next((cure for sign, cure in cures.items() if sign in text), None)
 
 
-def refusals_of(
-    plainly: Callable[[Exception], str] = one_line, cures: Mapping[str, str] = MappingProxyType({})
-) -> Callable[..., AbstractContextManager[None]]:
-    """A context manager ``(what, model, cure)`` that converts a library's exceptions to `BackendError`.
-
-    The error has the reason on one line and a known cure, else ``cure``.
-    """
-
-    @contextmanager
-    def refusals(what: str, model: Path | None, cure: str | None = CHECK_INPUTS) -> Iterator[None]:
-        try:
-            yield
-        except BackendError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the libraries' exceptions share no public base class
-            why = plainly(error)
-            raise BackendError(f"{what}: {why}", where=model, cure=known_cure(why, cures) or cure) from None
-
-    return refusals
+@contextmanager
+def refusals(
+    what: str,
+    model: Path | None,
+    cure: str | None = CHECK_INPUTS,
+    *,
+    plainly: Callable[[Exception], str] = one_line,
+    cures: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[None]:
+    """Convert a library's exceptions to `BackendError`, with the reason on one line and a known cure, else ``cure``."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries' exceptions share no public base class
+        why = plainly(error)
+        raise BackendError(f"{what}: {why}", where=model, cure=known_cure(why, cures) or cure) from None

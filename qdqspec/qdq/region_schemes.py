@@ -387,7 +387,7 @@ class PatternCache:
             if any(isinstance(event, AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
                 raise yaml.YAMLError("a pattern cache has no aliases")
         except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
-            what = f"the pattern cache is not YAML: {str(error).splitlines()[0]}"
+            what = f"the pattern cache is not YAML: {str(error).partition(chr(10))[0]}"
             raise StateError(what, where=path, cure=_CURE) from None
         try:
             file = _File.model_validate(content)

@@ -17,7 +17,7 @@ from pathlib import Path
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import python_command
 from qdqspec._core.records import from_data, to_data
-from qdqspec.backends import Availability, BuildOptions, options_from_json, options_to_json
+from qdqspec.backends import Availability, BuildOptions
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.types import DeviceKey
 
@@ -60,7 +60,7 @@ class Environment:
 
     def installed(self, backend: str, options: BuildOptions) -> Installed:
         """The backend as installed there. Raises `BackendUnavailableError` if a dependency of qdqspec is missing."""
-        words = backend, json.dumps(options_to_json(options))
+        words = backend, json.dumps(to_data(options))
         command, env = python_command(__name__, *words, interpreter=self)
         try:
             ended = subprocess.run(
@@ -87,7 +87,7 @@ class Environment:
 def _main(backend: str, options: str) -> None:
     from qdqspec.backends import backend_named
 
-    words = options_from_json(json.loads(options))
+    words = from_data(BuildOptions, json.loads(options))
     found = backend_named(backend)
     state = found.probe(words)
     installed = Installed(**asdict(state), device=found.device(words) if state.usable else None)

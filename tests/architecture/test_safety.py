@@ -20,7 +20,7 @@ NEVER_CALLED = re.compile(
 )
 TALKS_TO_CHILDREN = {
     "backends/onnxruntime_web/engine.py",
-    "backends/isolation/launch.py",
+    "backends/isolation/isolated.py",
     "_core/arrays.py",
     "backends/isolation/worker.py",
 }  # over private sockets

@@ -26,7 +26,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.backends.tensorrt_rtx.compiler import compute_capability
+from qdqspec.backends.tensorrt_rtx.engine import compute_capability
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS
 from qdqspec.errors import BackendError
 from qdqspec.graph.given import given_model

@@ -51,7 +51,7 @@ def test_a_kernel_with_separators_in_its_names_is_read():
         "Outputs: [], TacticName: tactic, StreamId: 0, Metadata: [ONNX Layer: d, Metadata: ]"
     )
     (found,) = read_layers(f"Layers:\n{row}\n\nI/O Tensors:\n Name: x, IOMode: Input")
-    assert (found.name, found.layer_type, found.tactic) == ("a], Outputs: [b", "kgen", "tactic")
+    assert (found.name, found.layer_type) == ("a], Outputs: [b", "kgen")
     assert found.metadata == "[ONNX Layer: d, Metadata: ]"
     assert (found.inputs, found.constants, found.outputs) == ((Tensor(tensor, "int8"),), (), ())
 

@@ -11,14 +11,14 @@ import threading
 from qdqspec._core.arrays import FrameStream
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.backends.base import backend_named
-from qdqspec.backends.isolation.launch import Child, engine_folder
+from qdqspec.backends.isolation.isolated import Child, engine_folder
 from qdqspec.backends.isolation.worker import Service
 
 PATIENCE = 60  # seconds to wait for a pending response when an engine is closed
 
 
 class Threads:
-    """A launcher like ``qdqspec.backends.isolation.launch.Zygote``."""
+    """A launcher like ``qdqspec.backends.isolation.isolated.Zygote``."""
 
     is_running = True
 
@@ -36,9 +36,6 @@ class Threads:
             return 0
 
         return Child(FrameStream(ours), engine_folder(self._own.path), end)
-
-    def close(self) -> None:
-        self._own.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -44,7 +44,7 @@ def put_trtexec(
     fault: Mapping[str, str] | None = None,
 ) -> Trtexec:
     """Install a stand-in of a version."""
-    from qdqspec.backends.tensorrt import smi as nvidia_smi
+    from qdqspec.backends.tensorrt import device as nvidia_smi
 
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -1,22 +1,7 @@
 """A simulated device: seeded, by default without delays, with configurable noise and faults.
 
 For tests of searches and statistics, and for dry runs of a spec. Times are simulated (see
-`qdqspec.backends.fake.cost`); outputs are real, from the ONNX reference implementation. Its options, all
-with defaults in brackets:
-
-- ``fake.seed``: selects the device (0).
-- ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
-  clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
-- ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow variation (0, 30).
-- ``fake.state``, ``fake.state_period``: log standard deviation of integer kernels between states of the device,
-  and the simulated seconds that a state lasts (0, 30).
-- ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
-  with 2 about half of them are slower than float.
-- ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
-  Q/DQ is not a candidate.
-- ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
-  ``layers`` at which the device raises, ends by a segmentation fault, sleeps for ever or runs out of memory. Meant
-  for child processes: the crash is a real one. ``fake.fault_rate``: share of candidates with that fault (1).
+`qdqspec.backends.fake.cost`); outputs are real, from the ONNX reference implementation.
 """
 
 from __future__ import annotations
@@ -41,33 +26,30 @@ from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _BUILD_MS = 200.0  # simulated time that passes while building
 _MEMORY_MARGIN = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
-_HELP = "See qdqspec.backends.fake.engine."
-
-
-_number: partial[Any] = partial(option, NUMBER, _HELP)
-_stage: partial[Any] = partial(option, one_of("build", "run", "bind", "time", "layers"), _HELP, "")
+_number: partial[Any] = partial(option, NUMBER)
+_stage: partial[Any] = partial(option, one_of("build", "run", "bind", "time", "layers"), default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
-    """The options after ``fake.`` in the configuration; the module's docstring describes them."""
+    """The options after ``fake.`` in the configuration. A crash is a real one: faults are for child processes."""
 
-    seed: int = option(whole(0), _HELP, 0)
-    run_noise: float = _number(0.03)
-    wall_noise: float = _number(0.12)
-    build_noise: float = _number(0.012)
-    drift: float = _number(0.0)
-    drift_period: float = _number(30.0)
-    state: float = _number(0.0)
-    state_period: float = _number(30.0)
-    scale: float = _number(1.0)
-    integer: float = _number(1.0)
-    fail_rate: float = _number(0.0)
-    fault_rate: float = _number(1.0)
-    raise_: str = _stage()
-    crash: str = _stage()
-    hang: str = _stage()
-    oom: str = _stage()
+    seed: int = option(whole(0), "Selects the device.", 0)
+    run_noise: float = _number("Log standard deviation of single runs on the CPU.", 0.03)
+    wall_noise: float = _number("The same on the wall clock of a shared machine.", 0.12)
+    build_noise: float = _number("The same between builds.", 0.012)
+    drift: float = _number("Amplitude of a slow variation.", 0.0)
+    drift_period: float = _number("Simulated seconds of one variation.", 30.0)
+    state: float = _number("Log standard deviation of integer kernels between states of the device.", 0.0)
+    state_period: float = _number("Simulated seconds that a state lasts.", 30.0)
+    scale: float = _number("Slows everything by this factor.", 1.0)
+    integer: float = _number("Slows integer kernels only; by 2, about half are slower than float.", 1.0)
+    fail_rate: float = _number("Share of candidates whose build fails, always the same ones.", 0.0)
+    fault_rate: float = _number("Share of candidates with one of the faults below.", 1.0)
+    raise_: str = _stage("The stage at which the device raises.")
+    crash: str = _stage("The stage at which it ends by a segmentation fault.")
+    hang: str = _stage("The stage at which it sleeps for ever.")
+    oom: str = _stage("The stage at which it runs out of memory.")
 
 
 OPTIONS = declare("fake", FakeOptions, separator="_")

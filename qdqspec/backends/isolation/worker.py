@@ -1,4 +1,4 @@
-"""The worker processes of `qdqspec.backends.isolation.launch`, which build and run engines.
+"""The worker processes of `qdqspec.backends.isolation.isolated`, which build and run engines.
 
 Started with ``python -m``, in one of two roles. ``zygote``: load the backend's library once, then fork a child per
 engine on request. ``single``: serve one engine in this process, where forking is not possible.
@@ -30,10 +30,9 @@ from typing import Any
 
 from qdqspec._core.arrays import REDUCTIONS, Array, FrameStream, Header, WireClosedError, is_transferable
 from qdqspec._core.programs import ending_with_parent
-from qdqspec._core.records import to_data
-from qdqspec.backends.base import Backend, BuildOptions, Engine, backend_named
+from qdqspec._core.records import from_data, to_data
+from qdqspec.backends.base import PLAIN, Backend, BuildOptions, Engine, backend_named
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.types import InputShape, ShapeProfile
 
 LOG = "log.txt"  # standard output and standard error of a process, in its folder
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -68,7 +67,7 @@ class Service:
                     self.stream.send({"error": error_to_json(error)})
 
     def _do_build(self, header: Header, _: Mapping[str, Array]) -> Reply:
-        options = options_from_json(header["options"])
+        options = from_data(BuildOptions, header["options"])
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
@@ -136,27 +135,6 @@ def error_to_json(error: Exception) -> dict[str, Any]:
     return {"kind": kind, "what": f"the backend failed: {kind}: {error}"}
 
 
-def options_to_json(options: BuildOptions) -> dict[str, Any]:
-    """Build options, for another process."""
-    data: dict[str, Any] = to_data(options)
-    return {**data, "state": None if options.state is None else str(options.state.absolute())}
-
-
-def options_from_json(data: Mapping[str, Any]) -> BuildOptions:
-    """The inverse of `options_to_json`, except that a relative folder becomes absolute.
-
-    Not by the codec, whose reading half is slow to import in each child.
-    """
-    profiles = []
-    for profile in data["profiles"]:
-        spans = {n: {kind: tuple(dims) for kind, dims in s.items()} for n, s in profile["shapes"].items()}
-        shapes = {name: InputShape(**span) for name, span in spans.items()}
-        profiles.append(ShapeProfile(weight=profile["weight"], shapes=shapes))
-    return BuildOptions(
-        **{**data, "profiles": tuple(profiles), "state": data["state"] and Path(data["state"])}
-    )
-
-
 # ---- role: zygote -------------------------------------------------------------------------------
 
 
@@ -167,6 +145,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
         backend = backend_named(name)
         backend.probe()  # imports the heavy library
         importlib.import_module("qdqspec.graph.model")  # and onnx, with which backends read optimized models
+        from_data(BuildOptions, to_data(PLAIN))  # the reader of options
         gc.freeze()  # objects loaded so far stay shared between the children
         with suppress(ConnectionError):
             while True:

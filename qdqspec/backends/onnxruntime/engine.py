@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +103,6 @@ _LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
 # The reason follows the name of the function, or a condition: "... f(int) [with T = char] a == b was false. Why".
 _FUNCTION = r"[^()]*\(.*?\) (?=[A-Z])|[^()]*::[^()]*\(.*?\)(?: const)?(?: \[with .*?\])? "
 _SOURCE = re.compile(rf"/onnxruntime_src/\S+?:\d+ (?:{_FUNCTION})?")
-_LONGEST = 500
 
 _UNKNOWN = (
     "give the library of custom operators that has it with --plugin LIB.so (in pytest --qdq-plugin), or cut that part "
@@ -128,12 +126,7 @@ CURES = {
 }
 
 
-def plainly(error: Exception) -> str:
-    """The message of an exception, on one line."""
-    text = " ".join(str(error).split())
-    for noise in (_STATUS, _LOADING, _SOURCE):
-        text = noise.sub("", text, count=1)
-    return text[:_LONGEST].strip() or type(error).__name__
+plainly = partial(one_line, noise=(_STATUS, _LOADING, _SOURCE))
 
 
 _OPTIMIZER = (
@@ -143,7 +136,7 @@ _OPTIMIZER = (
 _NO_LIBRARY = "give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime"
 _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_refusals = _engine.refusals_of(plainly, CURES)
+_refusals = partial(_engine.refusals, plainly=plainly, cures=CURES)
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
@@ -355,18 +348,14 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
         node.name = name
     try:
         from onnxruntime.transformers.float16 import convert_float_to_float16
+        from onnxruntime.transformers.onnx_model import OnnxModel
 
         logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
         converted: onnx.ModelProto = convert_float_to_float16(
             proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
         )
+        OnnxModel.graph_topological_sort(converted.graph)  # it appends the casts that it adds
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
         why = one_line(error, 200)
         raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
-    nodes = converted.graph.node  # the converter appends the casts that it adds: not in topological order
-    producer = {out: index for index, node in enumerate(nodes) for out in node.output if out}
-    makers = {i: [producer[name] for name in node.input if name in producer] for i, node in enumerate(nodes)}
-    ordered = [nodes[index] for index in TopologicalSorter(makers).static_order()]
-    del nodes[:]
-    nodes.extend(ordered)
     return converted

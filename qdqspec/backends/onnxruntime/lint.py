@@ -8,7 +8,6 @@ verified against the installed version in ``tests/unit/lint/test_onnxruntime.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 from onnx import TensorProto
@@ -24,7 +23,7 @@ from qdqspec.qdq.lint import (
     View,
     formats_newer_than_opset,
     interpolates,
-    rule as register,
+    severities,
     type_name,
     unequal_scales,
 )
@@ -42,12 +41,11 @@ _FP8 = frozenset(
     {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
 )
 
-rule = partial(register, targets=TARGETS)
+refused, slow, note = severities(*TARGETS)
 
 
-@rule(
+@refused(
     "ORT001",
-    "refused",
     "The scale of a bias is not input scale times weight scale: results are silently wrong",
     cure="quantize the bias with the product of the two scales, or leave it in float",
     source=f"{_MEASURED}: Gemm takes the integers of the bias as they are",
@@ -78,9 +76,8 @@ def _odd_biases(view: View, op_type: str, tolerance: float) -> Iterator[Hit]:
             yield node, f"has a bias with {f'{found.max() / least:.3g} times that scale' if least else odd}"
 
 
-@rule(
+@refused(
     "ORT002",
-    "refused",
     "A MatMul has per-channel weights that are not flat with the channels last: it fails when it runs",
     cure="quantize this weight with one scale, or reshape it to two dimensions",
     source=_MEASURED,
@@ -102,9 +99,8 @@ def _odd_channels(view: View, applies: Callable[[Node], bool]) -> Iterator[Hit]:
             yield node, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}"
 
 
-@rule(
+@refused(
     "ORT004",
-    "refused",
     "A scale or zero point has one dimension where the integer kernel takes a scalar",
     cure="give it shape []; qdqspec writes scalars",
     until=_LEAVES_MISFITS,
@@ -123,9 +119,8 @@ def scalars(view: View) -> Iterator[Hit]:
             yield node, f"reads or feeds '{flat[0]}'"
 
 
-@rule(
+@refused(
     "ORT005",
-    "refused",
     "There is no kernel for this format",
     cure="choose int8 or uint8, or int4 and uint4 for weights alone",
     source=f'{_MEASURED}: "Could not find an implementation for DequantizeLinear"',
@@ -140,9 +135,8 @@ def no_kernel(view: View) -> Iterator[Hit]:
             yield node, f"has a scale of {type_name(scale)}"
 
 
-@rule(
+@refused(
     "ORT006",
-    "refused",
     "8-bit floats around an operator that has an integer kernel: the optimized graph is invalid",
     cure="choose int8 or uint8",
     until=_LEAVES_MISFITS,
@@ -161,9 +155,8 @@ def eight_bit_floats(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-@rule(
+@slow(
     "ORT014",
-    "slow",
     "A pair does not fit the integer kernel of its operator, which runs in float",
     since=_LEAVES_MISFITS,
     cure="choose int8 or uint8, scalars of shape [] around Add, Mul and AveragePool, and for the weight of a MatMul "
@@ -177,9 +170,8 @@ def misfits(view: View) -> Iterator[Hit]:
     yield from _odd_channels(view, lambda node: view.only_quantized(node.outputs[0]))
 
 
-@rule(
+@refused(
     "ORT007",
-    "refused",
     "An operator of TensorRT's own domain: no such operator is registered",
     cure="export with opset 19 (fp8) or 21 (int4), where ONNX's own QuantizeLinear and DequantizeLinear take them; "
     "nvfp4 and mxfp8 are for TensorRT",
@@ -193,18 +185,16 @@ def operators_of_tensorrt(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-rule(
+refused(
     "ORT008",
-    "refused",
     "The model's opset is older than the number format",
     cure="raise the opset: fp8 came with 19, 16 and 4 bits with 21",
     source=f"{_MEASURED}: \"Type 'tensor(float8e4m3fn)' of input parameter ... is invalid\"",
 )(formats_newer_than_opset)
 
 
-@rule(
+@slow(
     "ORT010",
-    "slow",
     "Activations are signed: on x86-64 convolutions of tensors with several readers stay in float then",
     cure="quantize activations to uint8, with any zero point",
     source=f"{_MEASURED}: ResNet-18 float 26.6 ms, uint8 10.1, int8 26.1; it rewrites int8 to uint8 in part, and types "
@@ -218,9 +208,8 @@ def signed_activations(view: View) -> Iterator[Hit]:
             yield node, f"quantizes '{node.inputs[0]}'"
 
 
-@rule(
+@slow(
     "ORT011",
-    "slow",
     "16-bit pairs do not fuse",
     cure="choose 8 bits",
     source=f"{_MEASURED}; github.com/microsoft/onnxruntime issue 17015",
@@ -232,9 +221,8 @@ def sixteen_bits(view: View) -> Iterator[Hit]:
             yield node, f"holds {type_name(numbers.elem_type)}"
 
 
-@rule(
+@slow(
     "ORT012",
-    "slow",
     "A weight in blocks is dequantized in every run",
     cure="let blocks of 16, 32, 64, 128 or 256 run along the first axis of a MatMul's weight, of int4, uint4 or int8",
     source=f"{_MEASURED}: only then it becomes a MatMulNBits; int8 with 1.32.0",
@@ -253,9 +241,8 @@ def unfused_blocks(view: View) -> Iterator[Hit]:
             yield dequantizer, f"holds blocks of {held} along axis {numbers.axis}"
 
 
-@rule(
+@note(
     "ORT013",
-    "note",
     "On processors without VNNI the products of uint8 and int8 may saturate",
     cure="use 7 bits for weights there (reduce range); `qdqspec tune` on such a processor uses more where no sum of "
     "two products overflows on calibration data, which lint does not see; `qdqspec doctor` states which path a "
@@ -301,9 +288,8 @@ def _stored(view: View, tensor: str) -> Iterator[str]:
     yield tensor
 
 
-@rule(
+@slow(
     "ORT015",
-    "slow",
     "A product in integers is not fused with its conversion to float",
     cure="let one Cast and one Mul follow each MatMulInteger, with a product of scales that no other one reads",
     source="measured, ONNX Runtime 1.32.0: MatMulInteger, Cast and Mul stay three kernels",
@@ -326,9 +312,8 @@ def unfused_products(view: View) -> Iterator[Hit]:
             yield nodes[0], f"shares its product of scales with {len(nodes) - 1} more: {names}"
 
 
-@rule(
+@slow(
     "ORT016",
-    "slow",
     "A convolution in integers is not fused with its conversion to float, its bias and its activation",
     cure="quantize with ranges found before: qdqspec strip, then tune the float model",
     source="measured, ONNX Runtime 1.32.0: ConvInteger, Cast, Mul, Add and Relu stay separate kernels",
@@ -339,9 +324,8 @@ def integer_convolutions(view: View) -> Iterator[Hit]:
         yield node, "gives the integers of its sums"
 
 
-@rule(
+@note(
     "ORT017",
-    "note",
     "A float weight is between pairs: ONNX Runtime quantizes it itself, with one scale for all channels",
     cure="quantize it with a scale for each channel, or leave the data or the result in float",
     source="measured, ONNX Runtime 1.32.0; github.com/microsoft/onnxruntime pull requests 22969 and 24537",
@@ -376,9 +360,8 @@ _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 
 
-@rule(
+@slow(
     "ORT020",
-    "slow",
     "A convolution reads quantized data and gives float: it runs in float, and dequantizes its weight in every run",
     cure="quantize the next operator too, or leave it in float",
     source=f"{_MEASURED_BEFORE}: Conv has a kernel for integers in and out only",
@@ -391,9 +374,8 @@ def float_convolutions(view: View) -> Iterator[Hit]:
             yield node, why
 
 
-@rule(
+@slow(
     "ORT021",
-    "slow",
     "An operator reads quantized tensors and gives float: it runs in float",
     cure="quantize the next operator too, or leave it in float",
     source=f"{_MEASURED_BEFORE}: only MatMul and Gemm have a kernel for integers in and float out",
@@ -412,9 +394,8 @@ def float_results(view: View) -> Iterator[Hit]:
             yield node, why
 
 
-@rule(
+@slow(
     "ORT022",
-    "slow",
     "An operator without an integer kernel is between pairs: each of them runs",
     cure="leave it in float, together with its neighbours where they are small",
     source=f"{_MEASURED_BEFORE}: ConvTranspose, Pad, ReduceMean, LayerNormalization, Sub, Div, Tanh, Gelu and others",
@@ -430,9 +411,8 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-@rule(
+@slow(
     "ORT023",
-    "slow",
     "A weight is dequantized in every run",
     cure="keep the weight in float where its operator runs in float",
     source=f"{_MEASURED_BEFORE}: a DequantizeLinear of a constant is not folded; with 1.32.0 an 8-bit weight of two "
@@ -463,9 +443,8 @@ def unfused_weights(view: View) -> Iterator[Hit]:
                 break
 
 
-@rule(
+@slow(
     "ORT018",
-    "slow",
     "The scale of a convolution's bias is not input scale times weight scale: it runs in float",
     cure="give each convolution its own bias, with the product of its two scales, or leave the bias in float",
     source="measured, ONNX Runtime 1.32.0: not fused from a difference of 2 % on; "
@@ -477,9 +456,8 @@ def convolution_bias_scales(view: View) -> Iterator[Hit]:
     return _odd_biases(view, "Conv", 0.015)
 
 
-@rule(
+@slow(
     "ORT031",
-    "slow",
     "The bias of a quantized operator has a form that no integer kernel takes: the operator runs in float",
     cure="leave the bias in float as a constant, or store it as int32 directly behind a DequantizeLinear, with input "
     "scale times weight scale",
@@ -501,9 +479,8 @@ def unfit_biases(view: View) -> Iterator[Hit]:
             yield node, f"has a bias in {type_name(view.numbers(dequantizer).elem_type)}"
 
 
-@rule(
+@slow(
     "ORT024",
-    "slow",
     "A Gemm that gives float has a float bias: its weight is dequantized in every run",
     cure="store the bias as int32 behind a DequantizeLinear, with input scale times weight scale",
     source=f"{_MEASURED_BEFORE}; a MatMul with an Add of a constant becomes such a Gemm",
@@ -525,9 +502,8 @@ def float_biases(view: View) -> Iterator[Hit]:
             yield node, f"adds '{constants[0]}'"
 
 
-@rule(
+@slow(
     "ORT025",
-    "slow",
     "An operator reads quantized and float tensors: it runs in float",
     cure="quantize the other operand too, constants as well",
     source=f"{_MEASURED_BEFORE}: float constants of Add and Mul stop the fusion",
@@ -543,9 +519,8 @@ def mixed_operands(view: View) -> Iterator[Hit]:
             yield node, f"reads float {kind} '{tensor}'"
 
 
-@rule(
+@slow(
     "ORT026",
-    "slow",
     "The scales on both sides of an operator that moves values differ: it runs in float",
     cure="give both sides the same scale and zero point",
     source=_MEASURED_BEFORE,
@@ -555,9 +530,8 @@ def moved_scales(view: View) -> Iterator[Hit]:
     return unequal_scales(view, lambda node: node.op_type in MOVING and not interpolates(node))
 
 
-@rule(
+@slow(
     "ORT028",
-    "slow",
     "A quantized MaxPool of an opset below 12 runs in float",
     cure="export with opset 12 or above, or leave it in float",
     source=_MEASURED_BEFORE,
@@ -569,9 +543,8 @@ def old_max_pool(view: View) -> Iterator[Hit]:
             yield node, f"is of opset {view.model.opset}"
 
 
-@rule(
+@slow(
     "ORT027",
-    "slow",
     "A Relu stays between its pairs: the zero point behind it is not the lowest value",
     cure="quantize to uint8 with zero point 0, so that quantizing does the cutting off",
     source=_MEASURED_BEFORE,
@@ -584,9 +557,8 @@ def staying_relu(view: View) -> Iterator[Hit]:
             yield node, f"is before '{behind[0].name}'"
 
 
-@rule(
+@slow(
     "ORT029",
-    "slow",
     "A pair of float16 tensors: no integer kernel takes it, and each Q and DQ runs between casts to float32",
     cure="remove the pairs with `qdqspec strip`, and tune the float16 model: pairs are inserted into a copy in float32",
     source="measured, ONNX Runtime 1.32.0, opset 19 and 21; only Concat fuses, into an invalid graph",
@@ -598,9 +570,8 @@ def float16_pairs(view: View) -> Iterator[Hit]:
             yield node, "has a float16 scale"
 
 
-@rule(
+@note(
     "ORT030",
-    "note",
     "The model computes in float16: no integer kernel takes pairs of float16 tensors",
     cure="tune it with qdqspec, which inserts pairs into a copy in float32, or convert it to float32",
     source="measured, ONNX Runtime 1.32.0: on x86-64 all is computed in float32, with casts",

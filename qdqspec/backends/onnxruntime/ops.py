@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+import onnx.parser
 
 from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities, labels_of
@@ -120,15 +120,12 @@ def _measured() -> bool | None:
     try:
         import onnxruntime as ort
 
-        weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
-        graph = helper.make_graph(
-            [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
-            "product",
-            [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
-            [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
-            [weights],
+        weights = ", ".join([str(_WEIGHT)] * _DEPTH * _COLUMNS)
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 13]> product (uint8[{_ROWS},{_DEPTH}] a) => '
+            f"(int32[{_ROWS},{_COLUMNS}] sums) <int8[{_DEPTH},{_COLUMNS}] b = {{{weights}}}> "
+            "{ sums = MatMulInteger(a, b) }"
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors reach the caller as exceptions

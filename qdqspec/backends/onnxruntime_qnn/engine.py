@@ -32,7 +32,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends._cpu import major_minor
-from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, import_library, refusals_of
+from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, import_library, refusals
 from qdqspec.backends._source import PAIRS, Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -202,7 +202,6 @@ CPU, NPU = "cpu", "npu"
 _LISTED = 20  # most nodes that an error names
 _LEFT = "leave these nodes and their inputs in float; `qdqspec lint` says why, `qdqspec reduce` finds a small model"
 _UNBUILT = "leave the node that the message names in float; `qdqspec reduce` finds the smallest such model"
-_refusals = refusals_of()
 
 INTEGER_OPS = (
     "Add", "AveragePool", "Concat", "Conv", "ConvTranspose", "DepthToSpace", "Flatten", "Gather", "Gelu", "Gemm",
@@ -300,7 +299,7 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
                 "dump_json_qnn_graph": "1",
                 "json_qnn_graph_dir": str(folder),
             }
-            with _refusals("QNN could not build the model", model, _UNBUILT):
+            with refusals("QNN could not build the model", model, _UNBUILT):
                 if all(device.ep_name != PLUGIN for device in ort.get_ep_devices()):
                     ort.register_execution_provider_library(PLUGIN, onnxruntime_qnn.get_library_path())
                 device = next(device for device in ort.get_ep_devices() if device.ep_name == PLUGIN)
@@ -325,7 +324,7 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
         """Run once in the emulator and return the outputs by name."""
         session = self._require_open()
         check_names(self._source.inputs, feeds, self.model)
-        with _refusals(cannot_run(feeds), self.model):
+        with refusals(cannot_run(feeds), self.model):
             values = session.run(self._source.outputs, dict(feeds))
         return dict(zip(self._source.outputs, values, strict=True))
 

@@ -7,23 +7,21 @@ in ``tests/unit/backends/test_qnn.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from qdqspec.graph import Node
-from qdqspec.qdq.lint import Hit, QdqNumbers, View, rule as register, type_name
+from qdqspec.qdq.lint import Hit, QdqNumbers, View, severities, type_name
 
 _MEASURED = "measured, emulator of QAIRT 2.51.0"
 _CLIPPING = ("Clip", "Relu")
 
-rule = partial(register, targets=("onnxruntime-qnn-htp-emulator",))
+refused, slow, _ = severities("onnxruntime-qnn-htp-emulator")
 
 
-@rule(
+@refused(
     "QNN001",
-    "refused",
     "A dimension of an input has no size: all nodes run on the CPU, without a message",
     cure="export the model with fixed shapes, or give inputs.shapes",
     source=f"{_MEASURED}: a symbolic batch leaves no node to the NPU",
@@ -37,9 +35,8 @@ def open_shapes(view: View) -> Iterator[Hit]:
             yield readers[0], f"reads '{value.name}' of an open shape"
 
 
-@rule(
+@slow(
     "QNN002",
-    "slow",
     "Data and result of a convolution or product are of different types: it runs in float",
     cure="quantize both to uint8",
     source=f"{_MEASURED}: Conv of uint8 with a result in int8 or uint16, and the reverse",
@@ -56,9 +53,8 @@ def two_types(view: View) -> Iterator[Hit]:
             yield node, f"reads {type_name(read)} and gives {type_name(given)}"
 
 
-@rule(
+@slow(
     "QNN003",
-    "slow",
     "The data of a convolution is quantized and its result is not: it runs in float",
     cure="quantize the result too, after a Relu or Clip that follows",
     source=f"{_MEASURED}: 13 of 15 convolutions of a model with pairs on inputs only",
@@ -71,9 +67,8 @@ def float_results(view: View) -> Iterator[Hit]:
             yield node, f"gives '{end.outputs[0]}' in float"
 
 
-@rule(
+@refused(
     "QNN004",
-    "refused",
     "A Softmax has a signed result with zero point 0: half of its steps are lost, and the NPU computes other values",
     cure="quantize its result to uint8 with zero point 0",
     source=f"{_MEASURED}: -17 to -26 dB for one Softmax, -40 dB for SqueezeNet",
@@ -87,9 +82,8 @@ def signed_softmax(view: View) -> Iterator[Hit]:
                 yield node, f"is quantized to {type_name(numbers.elem_type)} with zero point 0"
 
 
-@rule(
+@refused(
     "QNN005",
-    "refused",
     "A pair between an operator and a Clip has a wider range than the Clip: the compiler loses the bound",
     cure="leave that pair out: the Clip is computed with the operator before it",
     source=f"{_MEASURED}: -0.1 dB for a Clip of 0 to 6 behind a range of -6 to 6; onnxruntime-qnn pull request 478",
@@ -107,9 +101,8 @@ def pair_before_clip(view: View) -> Iterator[Hit]:
             yield node, f"clips {low:.4g} to {high:.4g}, the range of '{pair.name}'"
 
 
-@rule(
+@refused(
     "QNN006",
-    "refused",
     "A LayerNormalization has a scale of another type than its data and an int32 bias: it runs on the CPU",
     cure="leave it in float, or store its scale in the type of its data",
     source=f"{_MEASURED}: uint8 data with an int8 scale and an int32 bias, and the reverse; 18 partitions in ConvNeXt",
@@ -125,9 +118,8 @@ def layer_normalizations(view: View) -> Iterator[Hit]:
             yield node, f"has data in {type_name(types[0])} and a scale in {type_name(types[1])}"
 
 
-@rule(
+@refused(
     "QNN007",
-    "refused",
     "A signed weight has zero points other than 0, one a channel: the model does not build",
     cure="store signed weights with zero point 0",
     source=f"{_MEASURED}: session creation fails for Conv",

@@ -172,7 +172,6 @@ def program(options: BuildOptions) -> str:
 # "Exception from src/inference/src/cpp/core.cpp:84:\nCheck 'a == b' failed at src/plugins/x.cpp:669:\nWhy"
 _SOURCE = re.compile(r"Exception from \S+:\d+:\s*")
 _CHECK = re.compile(r"Check '.*?' failed at (\S+):\d+:\s*", re.DOTALL)
-_LONGEST = 500
 
 # Text contained in a message, and the remedy.
 _CURES = {
@@ -182,16 +181,12 @@ _CURES = {
 }
 
 
-def plainly(error: Exception) -> str:
-    """The message of an exception, on one line; the failed assertion is kept only if there is nothing else."""
-    text = _SOURCE.sub("", str(error))
-    short = _CHECK.sub("", text).strip() or text
-    return " ".join(short.split())[:_LONGEST].strip() or type(error).__name__
+plainly = partial(_engine.one_line, noise=(_SOURCE, _CHECK))
 
 
 # ---- the backend and its engine --------------------------------------------------------------------
 
-_refusals = _engine.refusals_of(plainly, _CURES)
+_refusals = partial(_engine.refusals, plainly=plainly, cures=_CURES)
 _NO_LIBRARY = "give --plugin a library of OpenVINO extensions that was built for this OpenVINO"
 
 

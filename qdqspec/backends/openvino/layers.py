@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqspec.backends._source import Origin, Source
-from qdqspec.graph import QDQ_OPS, Model
+from qdqspec.graph import QDQ_OPS, Model, Node
 from qdqspec.types import LayerTime
 
 _INPUT, _CONSTANT, _OUTPUT = "Input", "Const", "Output"
@@ -172,31 +172,22 @@ class _Names:
         self._known |= {t: model.producer[t] for t in model.outputs if t in model.producer}
 
     def read(self, text: str) -> _Named:
-        """The nodes in a comma-separated list of names, which may contain commas themselves."""
-        found = {name: self._known[name] for name in self._matches(text.split(","))}
-        others = (node.name for node in found.values() if node.name in self.source.nodes)
-        pairs = [(n.op_type, self.source.base(n.inputs[0])) for n in found.values() if n.op_type in QDQ_OPS]
+        """The nodes in a comma-separated list of names, to which OpenVINO appends endings."""
+        named = filter(None, map(self._find, text.split(",")))
+        found = {node.name: node for node in named}.values()
+        others = (node.name for node in found if node.name in self.source.nodes)
+        pairs = [(n.op_type, self.source.base(n.inputs[0])) for n in found if n.op_type in QDQ_OPS]
         return _Named(
-            nodes=self.source.in_order(dict.fromkeys(others)),
+            nodes=self.source.in_order(others),
             quantized=tuple(dict.fromkeys(tensor for op, tensor in pairs if op == "QuantizeLinear")),
             tensors=tuple(dict.fromkeys(tensor for _, tensor in pairs)),
         )
 
-    def _matches(self, parts: list[str]) -> Iterator[str]:
-        """The known names, or the longest ones that the parts begin with and whose remainder OpenVINO appends."""
-        start = 0
-        while start < len(parts):
-            for end in range(len(parts), start, -1):
-                name = ",".join(parts[start:end])
-                while name and name not in self._known:
-                    shorter = _ENDING.sub("", name)
-                    name = "" if end > start + 1 or shorter == name else shorter
-                if name:
-                    yield name
-                    start = end
-                    break
-            else:
-                start += 1
+    def _find(self, name: str) -> Node | None:
+        while name and name not in self._known:
+            shorter = _ENDING.sub("", name)
+            name = "" if shorter == name else shorter
+        return self._known.get(name)
 
 
 class _Mapping:
@@ -217,12 +208,6 @@ class _Mapping:
                 self._owner.setdefault(node, index)
         self._ends = [tuple(self._made_by(i)) for i in range(len(kernels))]
         self._made = {tensor for ends in self._ends for tensor in ends}
-        for index, kernel in enumerate(kernels):
-            if not self._ends[index] and kernel.layer_type not in _MAY_CONVERT:
-                # a computing kernel that is named after the pair behind it only
-                tensors = (tensor for tensor in self._named[index].tensors if tensor not in self._made)
-                self._ends[index] = tuple(t for t in tensors if self._source.slice([t], self._made))[:1]
-            self._made.update(self._ends[index])
 
     def origins(self) -> Iterator[Origin]:
         """The origins of all kernels, without nodes and tensors for those that run no operator of the model."""
@@ -231,11 +216,14 @@ class _Mapping:
             if not kernel.is_computed:
                 yield Origin((), ())
                 continue
+            named, computes = self._named[index], kernel.layer_type not in _MAY_CONVERT
             # the nodes that lead to its tensors, back to tensors of others
             ends = self._ends[index]
-            nodes = self._source.slice(ends, self._made - {*ends}) or self._named[index].nodes
+            nodes = self._source.slice(ends, self._made - {*ends}) or named.nodes
+            if computes and not nodes:  # it is named after the pair behind it only
+                nodes = self._source.slice(named.tensors[:1], self._made)
             own = [node for node in nodes if taken.setdefault(node, index) == index]
-            if not own and kernel.layer_type not in _MAY_CONVERT:
+            if computes and not own:
                 own = [*nodes]
                 if not own:  # an unnamed kernel is a part of the next one that has a node
                     behind = _reached(index, lambda i: self._readers.get(i, ()))

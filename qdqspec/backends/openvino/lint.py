@@ -7,26 +7,24 @@ version in ``tests/unit/lint/test_openvino.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from qdqspec.backends.openvino.engine import ABSORBED, LABELS
 from qdqspec.graph import Node
-from qdqspec.qdq.lint import Hit, View, interpolates, rule as register, type_name
+from qdqspec.qdq.lint import Hit, View, interpolates, severities, type_name
 
 _MEASURED = "measured, OpenVINO 2026.4.1"
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 _CHANNELS = 1  # the axis
 _EIGHT_BITS = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
-rule = partial(register, targets=("openvino-cpu",))
+refused, slow, note = severities("openvino-cpu")
 
 
-@rule(
+@refused(
     "OVC001",
-    "refused",
     "A constant behind a pair is added to or multiplied by quantized data: the model does not compile",
     cure="leave this constant in float",
     source=f"{_MEASURED}: AddTransformation and MultiplyPartialTransformation fail with \"index '0' out of range\"",
@@ -58,9 +56,8 @@ def _constant_of(view: View, dequantizer: Node) -> str | None:
     return stored or (tensor if tensor in view.model.constants else None)
 
 
-@rule(
+@slow(
     "OVC010",
-    "slow",
     "A weight is not int8 with zero point 0: its operator runs in float",
     cure="store weights as int8 with zero point 0, of 7 bits where the processor has no VNNI",
     source=f"{_MEASURED}: Conv with uint8 weights, with a zero point of 3, in 16 bits",
@@ -77,9 +74,8 @@ def odd_weights(view: View) -> Iterator[Hit]:
             yield node, "has a weight with a zero point"
 
 
-@rule(
+@slow(
     "OVC011",
-    "slow",
     "Pairs of other types than int8 and uint8: the operators around them run in float",
     cure="choose uint8 for activations and int8 for weights",
     source=f"{_MEASURED}: Conv between pairs of uint16 and int16",
@@ -91,9 +87,8 @@ def other_types(view: View) -> Iterator[Hit]:
             yield node, f"quantizes '{node.inputs[0]}' to {type_name(numbers.elem_type)}"
 
 
-@rule(
+@slow(
     "OVC012",
-    "slow",
     "The data is quantized and the weight is not: the operator runs in float",
     cure="quantize the weight too, or leave the data in float",
     source=_MEASURED,
@@ -105,9 +100,8 @@ def float_weights(view: View) -> Iterator[Hit]:
             yield node, f"has a float weight '{node.inputs[1]}'"
 
 
-@rule(
+@slow(
     "OVC013",
-    "slow",
     "A product of two activations runs in float, with a dequantization of both",
     cure="leave its inputs in float",
     source=_MEASURED,
@@ -120,9 +114,8 @@ def two_activations(view: View) -> Iterator[Hit]:
             yield node, "multiplies two quantized activations"
 
 
-@rule(
+@slow(
     "OVC014",
-    "slow",
     "One side of a sum is quantized and the other is not: the sum is a separate float kernel",
     cure="quantize both sides: the sum is computed in the kernel of a convolution then; or neither",
     source=_MEASURED,
@@ -137,9 +130,8 @@ def one_sided_sums(view: View) -> Iterator[Hit]:
             yield node, f"reads '{bare[0]}' in float"
 
 
-@rule(
+@slow(
     "OVC015",
-    "slow",
     "An operator without an integer kernel is between pairs: it runs in float, and each pair may be a conversion",
     cure="leave it in float, together with its neighbours where they are small",
     source=f"{_MEASURED}: ConvTranspose, Pad, Softmax, Tile, GatherElements, Resize that interpolates, and others",
@@ -154,9 +146,8 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-@rule(
+@note(
     "OVC016",
-    "note",
     "Activations are int8: results differ from the arithmetic of ONNX on processors without VNNI",
     cure="quantize activations to uint8, with any zero point",
     source=f"{_MEASURED}, AVX2: SQNR of squeezenet's outputs 9.3 dB with int8 activations, 35.9 with uint8",

@@ -126,7 +126,6 @@ def build_engine(
     """Build and load an engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
     import tensorrt as trt
 
-    start = time.perf_counter()
     with refusals(log, _CANNOT_BUILD, model):
         builder, network, config = open_network(model, words.plugins, profiles, log)
         _configure(config, words, model)
@@ -134,7 +133,7 @@ def build_engine(
         route = optional(config, _ROUTE)
         for note in shared.notes:
             log.add("WARNING", note)
-        plan = builder.build_serialized_network(network, config)
+        plan, facts = build_plan(builder, network, config, log, model)
         if plan is None:
             raise log.failure(_CANNOT_BUILD, model)
         if cache is not None:
@@ -142,21 +141,37 @@ def build_engine(
         runtime = trt.Runtime(log.logger)
         if words.version_compatible:  # such a plan contains host code; this one was built here
             runtime.engine_host_code_allowed = True
-        engine = runtime.deserialize_cuda_engine(plan)
-    if engine is None:
-        raise log.failure("TensorRT could not load the engine it built", model)
-    facts = {
+        engine = load_plan(runtime, plan, log, model)
+    facts |= {
         "build_route": None if route is None else str(route),
         "timing_cache": shared.kind,
         "short_of_memory": log.dropped_kernels,  # kernels were skipped: its latency may be too high
-        "model": model.name,
         "tensorrt": trt.__version__,
-        "seconds": round(time.perf_counter() - start, 3),
-        "plan_bytes": int(plan.nbytes),
         "layers": engine.num_layers,
-        "warnings": list(log.warnings),
     }
     return BuiltEngine(engine=engine, runtime=runtime, facts=facts, notes=log.notes)
+
+
+def build_plan(
+    builder: trt.Builder, network: trt.INetworkDefinition, config: trt.IBuilderConfig, log: Log, model: Path
+) -> tuple[trt.IHostMemory | None, dict[str, Any]]:
+    """Build an engine, ``None`` if the compiler refuses, with the facts of the build."""
+    start = time.perf_counter()
+    plan = builder.build_serialized_network(network, config)
+    return plan, {
+        "model": model.name,
+        "seconds": round(time.perf_counter() - start, 3),
+        "plan_bytes": 0 if plan is None else int(plan.nbytes),
+        "warnings": list(log.warnings),
+    }
+
+
+def load_plan(runtime: trt.Runtime, plan: trt.IHostMemory, log: Log, model: Path) -> trt.ICudaEngine:
+    """Load an engine that was built."""
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise log.failure("TensorRT could not load the engine it built", model)
+    return engine
 
 
 def open_network(

@@ -3,7 +3,7 @@
 With one cache, layers that two candidates have in common get the same kernels, and are not timed twice (3473 to 182 ms
 in a recorded build). It is keyed by device and exact version, since TensorRT merges no others, and stored with the
 results, because an entry with a noisy timing stays for the whole run. So a fresh build, which measures the variation
-between builds, begins with an empty cache and does not change the run's. A digest is stored with each file: a damaged
+between builds, begins with an empty cache and does not change the run's. A run's file begins with a digest: a damaged
 one would crash TensorRT, which parses the bytes in native code, in every build.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:
     import tensorrt as trt
+
+_DIGEST_BYTES = 32
 
 
 class Shared:
@@ -55,7 +57,7 @@ class Shared:
         user this is an error, since the build would replace it.
         """
         with self._lock():
-            known = b"" if self._fresh else self._read()
+            known = self.read()
         for content in dict.fromkeys((known, b"")):
             cache = config.create_timing_cache(content)
             if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
@@ -74,14 +76,10 @@ class Shared:
         if self._cache_file is None or self._fresh or learnt is None:
             return
         with self._lock():
-            others = self._read()
+            others = self.read()
             if others and (known := config.create_timing_cache(others)) is not None:
                 learnt.combine(known, ignore_mismatch=False)
-            with explained("the timing cache", self._cache_file):
-                self._cache_file.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self._cache_file, bytes(learnt.serialize()))
-                if self._given is None:
-                    seal(self._cache_file)
+            self.write(bytes(learnt.serialize()))
 
     def record(self, facts: Mapping[str, Any]) -> None:
         """Append one line about a build to ``builds.jsonl``."""
@@ -94,33 +92,24 @@ class Shared:
             return FileLock(self._given.with_name(f"{self._given.name}.lock"))
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
 
-    def _read(self) -> bytes:
-        """The stored bytes; empty if there are none or they are damaged."""
-        path = self._cache_file
-        if path is None:
+    def read(self) -> bytes:
+        """The stored timings; empty if the build is fresh, there are none or they are damaged."""
+        try:
+            content = b"" if self._fresh or self._cache_file is None else self._cache_file.read_bytes()
+        except FileNotFoundError:
             return b""
-        if path != self._given and (damage := set_aside_damaged(path)) is not None:
-            self.notes.append(damage)
-        with suppress(FileNotFoundError):
-            return path.read_bytes()
+        if self._given is not None or not content:
+            return content
+        digest, timings = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(timings).digest() == digest:
+            return timings
+        self.notes.append(f"the timing cache of the run, {self._key}, is not as it was written: begun anew")
         return b""
 
-
-def seal(path: Path) -> None:
-    """Store the digest of a file next to it."""
-    replace_file(_seal_of(path), hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def set_aside_damaged(path: Path) -> str | None:
-    """Rename a file that does not match its digest, and report it; ``None`` if it matches or does not exist."""
-    if not path.exists():
-        return None
-    noted, digest = _seal_of(path), hashlib.sha256(path.read_bytes()).hexdigest()
-    if noted.exists() and noted.read_bytes() == digest.encode():
-        return None
-    path.replace(path.with_name(f"{path.name}.damaged"))
-    return f"{path.name} is not as it was written: set aside as {path.name}.damaged, and begun anew"
-
-
-def _seal_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
+    def write(self, timings: bytes) -> None:
+        """Store timings, unless the build is fresh."""
+        if self._cache_file is not None and not self._fresh:
+            with explained("the timing cache", self._cache_file):
+                self._cache_file.parent.mkdir(parents=True, exist_ok=True)
+                digest = b"" if self._given else hashlib.sha256(timings).digest()
+                replace_file(self._cache_file, digest + timings)

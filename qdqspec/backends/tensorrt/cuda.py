@@ -98,13 +98,6 @@ def bus_id(index: int = 0) -> str:
     return _text(call("cudaDeviceGetPCIBusId", 32, index))
 
 
-def is_exclusive(index: int = 0) -> bool:
-    """Whether a GPU accepts one process at a time (compute mode EXCLUSIVE_PROCESS). Initializes CUDA."""
-    cuda = runtime()
-    mode = call("cudaDeviceGetAttribute", cuda.cudaDeviceAttr.cudaDevAttrComputeMode, index)
-    return int(mode) == int(cuda.cudaComputeMode.cudaComputeModeExclusiveProcess)
-
-
 def select(index: int) -> None:
     """Select the GPU that this process uses."""
     call("cudaSetDevice", index)

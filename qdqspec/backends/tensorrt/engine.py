@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.options import BackendOptions
@@ -27,12 +27,11 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.tensorrt import cuda
 from qdqspec.backends.tensorrt.build import OPTIONS, BuiltEngine, TimingOptions, build_engine
 from qdqspec.backends.tensorrt.cache import Shared
-from qdqspec.backends.tensorrt.device import TENSORRT, DeviceState, look, parts
+from qdqspec.backends.tensorrt.device import TENSORRT, DeviceState, GpuWatch, look, parts
 from qdqspec.backends.tensorrt.layers import kernel_list_hash, parse_layers
 from qdqspec.backends.tensorrt.log import KERNELS, open_log, refusals
 from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.backends.tensorrt.run import Execution, ports_of
-from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendUnavailableError
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
@@ -238,11 +237,7 @@ def graph_hash(information: str, model: Path) -> str:
     """
     if information.startswith(KERNELS):
         return kernel_list_hash(information)
-    try:
-        found: Any = json.loads(information, strict=False)
-    except ValueError:
-        found = information
-    text = _NUMBERED.sub("", json.dumps(found, sort_keys=True))
+    text = _NUMBERED.sub("", json.dumps(json.loads(information, strict=False), sort_keys=True))
     digest = hashlib.sha256(text.encode())
     if _OPAQUE in text:
         with model.open("rb") as file:

@@ -6,7 +6,7 @@ recorded runs: they locate time and never decide a comparison.
 
 From 10 on a layer's metadata lists the ONNX nodes it was built from; before that only its name does. Names are joined,
 wrapped and numbered (`a + b`, `a || b`, `PWN(PWN(a), b)`, `{ForeignNode[a...b]}`, `a_clone_1`, `a_myl4_0`), so they are
-looked up in the model if there is one.
+looked up in the model if there is one; of a foreign node only its ends are named.
 
 A build with detailed verbosity also logs the kernels, as one message that begins with ``Layers:``, one line for each,
 without times; TensorRT for RTX writes it on machines without a GPU. The inspector's text contains control characters,
@@ -42,14 +42,7 @@ _TYPES = {
 _TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(_TYPES)})(?![A-Za-z0-9])", re.IGNORECASE)
 _NARROW = frozenset({"int8", "fp8", "fp4"})  # compute types; int4 is for weights only
 _FLOATS = frozenset({"fp32", "fp16", "bf16"})
-# In names of tactics: i8i8_i8i32, int8x4, imma; e4m3; e2m1.
-_TACTICS = (
-    ("int8", re.compile(r"(?<![a-z0-9])i8(?=i8|f16|f32|bf16|i32|_|$)|int8|imma(?![a-z])")),
-    ("fp8", re.compile(r"e4m3|e5m2|fp8")),
-    ("fp4", re.compile(r"e2m1|fp4")),
-)
 _CONVERTING = frozenset({"Reformat", "MyelinReformat", "NoOp"})
-_COPY_NODE = "Reformatting CopyNode for "
 # Myelin's layer types: kernels generated from code, kernels of one product, and what is between kernels:
 # synchronization of streams, jumps of If and Loop and their counters, sizes of dynamic shapes.
 _GENERATED = "kgen"
@@ -73,20 +66,14 @@ class Layer:
 
     name: str
     layer_type: str = ""
-    origin: str = ""  # of a Reformat: "QDQ" for an unfused pair, "REFORMAT" for a change of layout
     metadata: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     constants: tuple[Tensor, ...] = ()
-    weights: str = ""
-    tactic: str = ""
 
     @property
     def computes(self) -> str:
-        """The type it computes in. Input and output types are not sufficient: some layers read int8 and write fp16."""
-        for dtype, tactic in _TACTICS:
-            if tactic.search(self.tactic):
-                return dtype
+        """The type it computes in, which is that of its inputs: some layers read int8 and write fp16."""
         read = [tensor.dtype for tensor in self.inputs]
         data = next((dtype for dtype in read if dtype in _NARROW | _FLOATS), read[0] if read else "")
         if data in _NARROW:
@@ -98,7 +85,7 @@ class Layer:
             if "Cast" in self.name if self.generated and not self.multiplies else widens:
                 every = (*operands, *(tensor.dtype for tensor in self.outputs))
                 return next((dtype for dtype in every if dtype in _FLOATS), "fp32")
-        return data or (self.weights if self.weights in _NARROW else "")
+        return data
 
     @property
     def generated(self) -> bool:
@@ -125,7 +112,7 @@ class Layer:
     @property
     def converts(self) -> bool:
         """Whether it only changes type or layout."""
-        return self.layer_type in _CONVERTING or self.name.startswith(_COPY_NODE)
+        return self.layer_type in _CONVERTING
 
 
 def parse_layers(
@@ -211,13 +198,10 @@ def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
         Layer(
             name=str(entry.get("Name", "")),
             layer_type=str(entry.get("LayerType", "")),
-            origin=str(entry.get("Origin", "")),
             metadata=str(entry.get("Metadata", "")),
             inputs=_tensors(entry.get("Inputs")),
             outputs=_tensors(entry.get("Outputs")),
             constants=_tensors(entry.get("Constants")),
-            weights=_weight_type(entry),
-            tactic=str(entry.get("TacticName", "")),
         )
         for entry in entries
         if isinstance(entry, Mapping)
@@ -231,11 +215,7 @@ _TENSOR = re.compile(
     r"(?:, \w+: \[[-\d,]*\])*, (?:Format/)?Datatype: (?P<Datatype>[^{}]*)\}",
     re.DOTALL,
 )
-_TAIL = (
-    re.compile(r', Weights: \{"Type": "(?P<Weights>\w+)"'),
-    re.compile(r", TacticName: (?P<TacticName>.*?), (?:TacticValue|StreamId): ", re.DOTALL),
-    re.compile(r", Metadata: ?(?P<Metadata>.*)$", re.DOTALL),
-)
+_TAIL = re.compile(r", Metadata: ?(?P<Metadata>.*)$", re.DOTALL)
 
 
 def _one_line(text: str) -> Json:
@@ -250,9 +230,8 @@ def _one_line(text: str) -> Json:
         while tensor := _TENSOR.match(text, position):
             entry[tensors[1]].append(tensor.groupdict())
             position = tensor.end()
-    for pattern in _TAIL:
-        if field := pattern.search(text, position):
-            entry |= field.groupdict()
+    if field := _TAIL.search(text, position):
+        entry |= field.groupdict()
     return entry
 
 
@@ -267,16 +246,6 @@ def _dtype(entry: Json) -> str:
         if found := _TYPE.search(str(entry.get(key, ""))):
             return _TYPES[found[1].lower()]
     return ""
-
-
-def _weight_type(entry: Json) -> str:
-    """The type of the weights: a separate field, or up to 11 and in Myelin a constant among others."""
-    for key in ("Weights", "ConvWeights"):
-        found = entry.get(key)
-        if dtype := _dtype(found if isinstance(found, Mapping) else {"Type": found}):
-            return dtype
-    constants = [tensor.dtype for tensor in _tensors(entry.get("Constants"))]
-    return next((dtype for dtype in constants if dtype in _NARROW or dtype == "int4"), "")
 
 
 def _times(
@@ -305,7 +274,7 @@ def _layer_time(
     layer: Layer, milliseconds: float, named: tuple[str, ...], names: EngineNames, ends: tuple[str, ...]
 ) -> LayerTime:
     nodes = tuple(node for node in named if not names.is_pair(node))
-    unfused = layer.origin == "QDQ" or bool(named and not nodes)
+    unfused = bool(named and not nodes)
     boundary = layer.converts or unfused or not nodes
     op_type, made = layer.layer_type, layer.outputs[0].dtype if layer.outputs else ""
     if (
@@ -337,14 +306,12 @@ def _layer_time(
 _PREFIX = "[ONNX Layer: "
 # Between layers fused by Cask and inside Myelin; if a terminal removed both, entries are adjacent.
 _SEPARATORS = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
-_FOREIGN = re.compile(r"\{ForeignNode\[((?:(?!\{ForeignNode\[).)*?)\]\}")
-_JOINTS = re.compile(r" \+ | \|\| ")
+_JOINTS = re.compile(r" \+ | \|\| |, |\.\.\.|\{ForeignNode\[|\]\}")
 _PROFILE = re.compile(r" \[profile \d+\]$")
 _LATER = re.compile(r" \[profile [1-9]\d*\]")
 _CLONE = re.compile(r"_clone_\d+$")
 _MYELIN = re.compile(r"_myl\d+_\d+$")
 _MYELIN_GRAPH = re.compile(r"_myl\d+(?=_\d+$)")
-_COUNTED = re.compile(r"_\d+$")
 _INSERTED = re.compile(
     r"^(?:\(Unnamed Layer\*|__my|Reformatting CopyNode |copied_|(?:un)?squeeze_|reshape_(?:before|after)_|ONNXTRT_)"
 )
@@ -403,7 +370,7 @@ class EngineNames:
             scopes = [self._nodes[node].scope for node in nodes]
             inner = (node for node in nodes if not any(scope.startswith(f"{node}/") for scope in scopes))
             return tuple(inner) if self._model else in_metadata
-        return tuple(dict.fromkeys(self._from_name(_CLONE.sub("", plain_name(name)))))
+        return tuple(dict.fromkeys(self._from_name(name)))
 
     def is_pair(self, node: str) -> bool:
         """Whether a node quantizes or dequantizes."""
@@ -428,54 +395,24 @@ class EngineNames:
         return tuple(dict.fromkeys(found))
 
     def _from_name(self, name: str) -> Iterator[str]:
-        if name in self._called:
-            yield self._called[name]
+        """The nodes in a layer's own name; without a model a part before a Q is the weight that it quantizes."""
+        text = _CLONE.sub("", plain_name(name))
+        if text in self._called:
+            yield self._called[text]
             return
-        for found in _FOREIGN.finditer(name):
-            first, _, last = found[1].partition("...")
-            ends = [node for end in (first, last) for node in self._of_parts(end)]
-            if self._model is None or len(ends) < 2:
-                yield from ends
-            else:  # all nodes from the first to the last
-                yield from nodes_between(self._model, ends[0], ends[-1])
-        yield from self._of_parts(_FOREIGN.sub("", name))
-
-    def _of_parts(self, name: str) -> Iterator[str]:
-        """The nodes of each part; without a model by syntax: a part before a Q is the weight that it quantizes."""
-        parts = []
-        for part in _JOINTS.split(name):
-            if part.startswith(_POINTWISE):  # nested: its arguments
-                parts += [inner.rstrip(")") for inner in part.replace(_POINTWISE, "").split(", ")]
-            else:
-                parts.append(part)
-        parts = [part for part in parts if part]
+        parts = [part for part in _JOINTS.split(text) if part]
+        if _POINTWISE in text:
+            parts = [part.replace(_POINTWISE, "").rstrip(")") for part in parts]
         for part, following in zip(parts, [*parts[1:], ""], strict=False):
             bare = _MYELIN.sub("", _CLONE.sub("", part))
             if self._model is not None:
-                known = (self._called.get(name) for name in (part, bare, _COUNTED.sub("", bare)))
-                yield from [node for node in known if node][:1]
+                yield from [self._called[known] for known in (part, bare) if known in self._called][:1]
                 continue
             is_weight = part.endswith((".weight", ".bias")) or (
                 _PAIR.search(following) and not _PAIR.search(part)
             )
             if not is_weight and not _INSERTED.search(part):
                 yield bare
-
-
-def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
-    """Nodes on a path from one to the other, both included, in graph order."""
-    after, made = {first}, set(model.by_name[first].outputs)
-    for node in model.nodes:
-        if made.intersection(node.inputs):
-            after.add(node.name)
-            made.update(node.outputs)
-    before, wanted = {last}, set(model.by_name[last].inputs)
-    for node in reversed(model.nodes):
-        if wanted.intersection(node.outputs):
-            before.add(node.name)
-            wanted.update(node.inputs)
-    on_path = after & before
-    return tuple(n.name for n in model.nodes if n.name in on_path) or (first, last)
 
 
 # ---- files --------------------------------------------------------------------------------------

@@ -71,16 +71,16 @@ _GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopp
 
 def capabilities(gpu: tuple[int, int], version: tuple[int, int]) -> Capabilities:
     """The capabilities of TensorRT on a GPU of this compute capability."""
-    return capabilities_of(formats_for(gpu, version), lacking(gpu, version), LABELS, RULES)
+    return capabilities_of({name: why_not(name, gpu, version) for name in FORMATS}, LABELS, RULES)
 
 
 def capabilities_of(
-    formats: tuple[str, ...],
-    lacking: Mapping[str, str],
+    reasons: Mapping[str, str],
     labels: Mapping[str, tuple[Kind, ...]],
     rules: Mapping[str, Hook],
 ) -> Capabilities:
-    """The capabilities of a compiler of this family with these formats, labels and placement rules."""
+    """The capabilities of a compiler of this family; ``reasons`` are why it lacks a format, empty if it has it."""
+    formats = tuple(name for name, why in reasons.items() if not why)
     return Capabilities(
         formats=formats,
         labels=labels,
@@ -94,24 +94,14 @@ def capabilities_of(
         fuses_in_half=True,
         computes_in_half=True,
         hardware="gpu",
-        lacking=lacking,
+        lacking={name: why for name, why in reasons.items() if why},
         needs_shapes=True,
         observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
     )
 
 
-def formats_for(capability: tuple[int, int], version: tuple[int, int]) -> tuple[str, ...]:
-    """The formats that a GPU supports under a version; only ``int8`` if the GPU is not known, (0, 0)."""
-    return tuple(name for name in FORMATS if not why_not(name, capability, version))
-
-
-def lacking(capability: tuple[int, int], version: tuple[int, int]) -> dict[str, str]:
-    """TensorRT's formats that a GPU does not support under a version, each with the reason."""
-    return {name: why for name in FORMATS if (why := why_not(name, capability, version))}
-
-
 def why_not(name: str, capability: tuple[int, int], version: tuple[int, int]) -> str:
-    """The reason why a GPU does not support a format under a version; empty if it does."""
+    """The reason why a GPU does not support a format under a version; empty if it does. (0, 0) is not known."""
     first, since = FORMATS[name]
     if capability == (0, 0):
         return "" if name == "int8" else f"the GPU is not known, and {name} is not for all"

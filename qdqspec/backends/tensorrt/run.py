@@ -36,13 +36,12 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input or output of an engine. ``on_host`` marks inputs whose values determine shapes."""
+    """An input or output of an engine."""
 
     name: str
     dtype: np.dtype[np.generic]
     shape: Shape  # -1 where it is not known yet
     is_input: bool
-    on_host: bool
 
 
 def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
@@ -63,7 +62,6 @@ def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
             dtype=np.dtype(getattr(ml_dtypes, _NUMPY[dtype], _NUMPY[dtype])),
             shape=tuple(engine.get_tensor_shape(name)),
             is_input=engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
-            on_host=engine.get_tensor_location(name) == trt.TensorLocation.HOST,
         )
         ports.append(port)
     return tuple(ports)
@@ -129,8 +127,7 @@ class Execution:
         for port in self._inputs:
             staged = self._host[port.name]
             staged.view(port.dtype, feeds[port.name].shape)[...] = feeds[port.name]
-            if not port.on_host:
-                cuda.copy(self._device[port.name], staged, self._stream)
+            cuda.copy(self._device[port.name], staged, self._stream)
         self._stream.synchronize()
         return True
 
@@ -227,10 +224,8 @@ class Execution:
         for port in self._inputs:
             value = feeds[port.name]
             self._host[port.name] = cuda.HostBuffer(value.nbytes)
-            address = self._host[port.name].address
-            if not port.on_host:
-                self._device[port.name] = cuda.DeviceBuffer(value.nbytes)
-                address = self._device[port.name].address
+            self._device[port.name] = cuda.DeviceBuffer(value.nbytes)
+            address = self._device[port.name].address
             named = f"input '{port.name}'"
             self._require(context.set_input_shape(port.name, value.shape), f"the shape of {named}")
             self._require(context.set_tensor_address(port.name, address), f"the address of {named}")

@@ -8,7 +8,7 @@ declaration = Declaration(
     targets=("tensorrt-rtx-1",),
     lint_targets=("tensorrt-rtx-1",),
     lint_rules=f"{__name__}.lint",
-    replay=f"{__name__}.compiler:replay_command",
+    replay=f"{__name__}.engine:replay_command",
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend")

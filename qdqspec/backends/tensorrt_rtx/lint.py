@@ -14,12 +14,12 @@ from typing import Any, cast
 from onnx import TensorProto
 
 from qdqspec.backends.tensorrt.lint import numbers, operators, placement
-from qdqspec.backends.tensorrt.lint.operators import MEASURED
+from qdqspec.backends.tensorrt.lint.rule import MEASURED, RTX_TARGETS
 from qdqspec.backends.tensorrt.ops import dotted
 from qdqspec.backends.tensorrt_rtx.ops import FORMATS, LARGEST_FP8_KERNEL
-from qdqspec.qdq.lint import Hit, View, also_for, rule, type_name
+from qdqspec.qdq.lint import Hit, View, also_for, severities, type_name
 
-TARGETS = ("tensorrt-rtx-1",)
+refused, slow, _ = severities(*RTX_TARGETS)
 _FOREIGN_IMPORTED = ("MultiHeadAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 # The first compute capability for which a format builds; MXFP8 is then computed in float.
 _BUILDS = FORMATS | {"mxfp8": FORMATS["fp8"]}
@@ -52,7 +52,7 @@ def _transposed(view: View) -> Iterator[Hit]:
 
 
 def _held(name: str, words: str, **changes: Any) -> None:
-    also_for(TARGETS, name, f"{MEASURED}: {words}", **changes)
+    also_for(RTX_TARGETS, name, f"{MEASURED}: {words}", **changes)
 
 
 _held("TRT001", '"Non-zero zero point is not supported"')
@@ -126,24 +126,7 @@ _held(
     cure="leave it in float",
     find=_transposed,
 )
-_held("TRT061", '"Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node"')
-_held("TRT062", '"Input and filter have to be the same type"; "CHECK(dtype == W.type())"')
-_held("TRT063", '"Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build')
-_held("TRT064", '"Input and filter have to be the same type"; int8 data of two dimensions builds')
-_held("TRT065", '"Attention operation was not supported by a dedicated kernel"')
-_held("TRT066", '"Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp')
-_held("TRT070", "SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds")
-_held(
-    "TRT071",
-    '"Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node"; of uint8 it builds',
-)
 _held("TRT073", operators.FORMS)
-_held("TRT074", '"CHECK(is_tensor()) failed" in operand.h for some orders of the nodes, int8 and fp8')
-_held(
-    "TRT067",
-    '"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"',
-    severity="refused",
-)
 
 # ---- pairs that build, and have no kernel of their format ---------------------------------------------
 
@@ -153,24 +136,20 @@ _FLOAT_POOLS = {
     "MaxPool": (TensorProto.FLOAT8E4M3FN,),
 }
 
-rule(
+slow(
     "TRT068",
-    "slow",
     "The scales of a weight are not along its output channels: the product is computed in float",
     cure="quantize Conv weights on axis 0, Gemm and MatMul on the axis of the output",
     source=f"{MEASURED}: convolutions are of float, and weights of MatMul are dequantized",
-    targets=TARGETS,
 )(numbers.other_axes)
 
 
-@rule(
+@slow(
     "TRT069",
-    "slow",
     "A pooling reads a format for which it has float kernels only",
     cure="move the pair behind it",
     source=f"{MEASURED}: AveragePool runs in float behind pairs of int8 and fp8, MaxPool behind those of fp8, with a "
     "conversion on both sides",
-    targets=TARGETS,
 )
 def float_pools(view: View) -> Iterator[Hit]:
     """An AveragePool of int8 or fp8, a MaxPool of fp8."""
@@ -188,15 +167,13 @@ _LACKING = (
 )  # fmt: skip
 
 
-@rule(
+@refused(
     "TRT072",
-    "refused",
     "The operator has no plugin or kernel in TensorRT for RTX",
     cure="cut the model before it and run the rest in the application; for a ConvTranspose use float16 or float32",
     source=f'{MEASURED}: "NonZero plugin creator version 1 was not found in plugin registry", "ROIAlign plugin was not '
     'found", "NonMaxSuppression has no runners that implement it", "Could not infer output types" of a deconv of bf16, '
     '"Strided & Dilated Deconv are currently not supported", "Unsupported reduction type" of ScatterElements',
-    targets=TARGETS,
 )
 def lacking_operators(view: View) -> Iterator[Hit]:
     """Operators of `_LACKING`; some forms of ConvTranspose and ScatterElements."""

@@ -46,12 +46,10 @@ FORMATS: dict[str, tuple[int, int]] = {"int8": (7, 5), "fp8": (8, 9), "int4": (8
 
 def capabilities(compute: Collection[tuple[int, int]]) -> Capabilities:
     """The capabilities of TensorRT for RTX in engines for all of these compute capabilities."""
-    lacking = {name: why for name in FORMATS if (why := _why_not(name, compute))}
-    formats = tuple(name for name in FORMATS if name not in lacking)
     pool: dict[str, tuple[Kind, ...]] = (
         {"GlobalAveragePool": ("in+out",)} if min(compute) >= _POOL_SINCE else {}
     )
-    can = ops.capabilities_of(formats, lacking, LABELS | pool, RULES)
+    can = ops.capabilities_of({name: _why_not(name, compute) for name in FORMATS}, LABELS | pool, RULES)
     in_fp8 = {name: kinds for name, kinds in LABELS.items() if name != "MaxPool"}
     return replace(can, labels_of={"fp8": in_fp8})
 

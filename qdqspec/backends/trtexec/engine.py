@@ -8,7 +8,6 @@ major versions get the same flags: strongly typed, CUDA graph, spin wait, no tra
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +21,10 @@ from qdqspec.backends._cpu import major_minor, slug_from_text
 from qdqspec.backends._engine import BoundEngine
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.backends.tensorrt.build import trtexec_option
-from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
+from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.device import capability_of, gpu_facts
 from qdqspec.backends.tensorrt.layers import parse_layers, read_times
 from qdqspec.backends.tensorrt.ops import capabilities
-from qdqspec.backends.tensorrt.smi import capability_of, gpu_facts
 from qdqspec.backends.trtexec import process
 from qdqspec.backends.trtexec.process import Report, Tool
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -126,18 +125,18 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         words += ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
         if not _WEAK.intersection(self._words.args):
             words.append(_STRONG)
-        own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
-        cache = self._words.timing_cache or own
-        if cache and not options.fresh:
+        shared = Shared(options.state, "trtexec", fresh=options.fresh)
+        cache = self._words.timing_cache or self._folder / "timing.cache"
+        if not options.fresh and (options.state or self._words.timing_cache):
             cache.parent.mkdir(parents=True, exist_ok=True)
             words.append(f"--timingCacheFile={cache}")
-            if cache == own and (damage := set_aside_damaged(cache)) is not None:
-                sys.stderr.write(f"{damage}\n")  # into the log of this process
+            if not self._words.timing_cache and (known := shared.read()):
+                cache.write_bytes(known)
         self._notes = self._run(words, _PATIENCE * options.build_seconds).notes
         if not plan.is_file():
             raise BackendError("trtexec passed and wrote no engine", where=self.model)
-        if cache and cache == own and cache.is_file():
-            seal(cache)
+        if not self._words.timing_cache and cache.is_file():
+            shared.write(cache.read_bytes())
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and read the outputs, with the six digits that trtexec writes."""
@@ -202,7 +201,7 @@ class TrtexecEngine(BoundEngine[Tool, dict[str, Array]]):
         words, files = list[str](), list[str]()
         if dynamic := process.dynamic_inputs(self._model):
             words.append(f"--shapes={process.joined({name: feeds[name].shape for name in dynamic})}")
-        for index, name in enumerate(process.inputs_of(self._model) if feeds else ()):
+        for index, name in enumerate(self._model.inputs if feeds else ()):
             path = self._folder / f"input-{index}.bin"
             path.write_bytes(np.ascontiguousarray(feeds[name]).tobytes())
             files.append(f"{process.quoted(name)}:{path}")

@@ -31,7 +31,7 @@ from qdqspec._core.arrays import Array
 from qdqspec._core.programs import end_of_log, end_program, start_program
 from qdqspec._core.units import signal_text, without_passwords
 from qdqspec.backends._engine import ask_program, check_names
-from qdqspec.backends.tensorrt.smi import environment
+from qdqspec.backends.tensorrt.device import environment
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph import Model
 from qdqspec.types import NOT_CAPTURED, ShapeProfile
@@ -265,28 +265,18 @@ MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separate
 _BARE_NUMBER = re.compile(r"(?<![\w\"])(-?)(nan|inf)(?:inity)?(?![\w\"])", re.IGNORECASE)
 
 
-def inputs_of(model: Model) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs that must be fed, by name."""
-    return {value.name: value for value in model.proto.graph.input if value.name not in model.initializers}
-
-
 def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
     """Raise `BackendError` if values are missing for inputs, given for unknown ones, or of another type."""
-    inputs = inputs_of(model)
-    check_names(inputs, feeds, Path(model.where))
-    for name, value in inputs.items():
-        wanted, given = _dtype(value), feeds[name].dtype
+    check_names(model.inputs, feeds, Path(model.where))
+    for name in model.inputs:
+        wanted, given = _dtype(model, name), feeds[name].dtype
         if given != wanted:
             raise BackendError(f"input '{name}' takes {wanted}, and {given} is given", where=model.where)
 
 
 def dynamic_inputs(model: Model) -> tuple[str, ...]:
     """Inputs with a dimension that is not a number."""
-    return tuple(
-        name
-        for name, value in inputs_of(model).items()
-        if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
-    )
+    return tuple(name for name in model.inputs if None in (model.shape(name) or ()))
 
 
 def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
@@ -334,13 +324,13 @@ def read_outputs(text: str, model: Model) -> dict[str, Array]:
         # C++ prints these words, without quotes, for values that are not numbers.
         found = json.loads(_BARE_NUMBER.sub(lambda m: m[1] + _WORDS[m[2].lower()], text), strict=False)
         entries = {entry["name"]: entry for entry in found}
-        for output in model.proto.graph.output:
-            entry, dtype = entries[output.name], _dtype(output)
+        for name in model.outputs:
+            entry, dtype = entries[name], _dtype(model, name)
             shape = tuple(int(size) for size in str(entry["dimensions"]).split("x") if size)
             values = np.asarray(entry["values"], dtype=np.float64 if dtype.kind in "fV" else None)
             if values.size != math.prod(shape):
-                raise ValueError(f"output '{output.name}' has {values.size} values for dimensions {shape}")
-            arrays[output.name] = values.astype(dtype).reshape(shape)
+                raise ValueError(f"output '{name}' has {values.size} values for dimensions {shape}")
+            arrays[name] = values.astype(dtype).reshape(shape)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         what = f"the outputs that trtexec wrote cannot be read: {why:.200}"
@@ -351,5 +341,5 @@ def read_outputs(text: str, model: Model) -> dict[str, Array]:
 _WORDS = {"nan": "NaN", "inf": "Infinity"}
 
 
-def _dtype(value: onnx.ValueInfoProto) -> np.dtype[np.generic]:
-    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+def _dtype(model: Model, tensor: str) -> np.dtype[np.generic]:
+    return onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor) or onnx.TensorProto.UNDEFINED)

@@ -12,8 +12,8 @@ from .rules import (
     lint_model as lint_model,  # the findings of a target
     named_node as named_node,  # the node of a model that a message names
     render_findings as render_findings,  # findings by rule, most severe first
-    rule as rule,  # register a function as the rule of that id, three capital letters and three digits
     rules_for as rules_for,  # the rules of a target, or of all backends, by id
+    severities as severities,  # the decorators of a target's rules: what is refused, what is slow, notes
     unequal_scales as unequal_scales,  # nodes that move values between unequal scales
     with_refusals as with_refusals,  # findings of rules, and refusals of the runtime
 )

@@ -11,24 +11,22 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
-import numpy as np
 from packaging.version import Version
 
 from qdqspec._core import hooks, registry
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain
 from qdqspec.errors import ConfigError
-from qdqspec.graph import Model, Node, allows, shape_text
-from qdqspec.graph.trt import DOMAIN
+from qdqspec.graph import Model, Node
 from qdqspec.qdq.lint.view import View, type_name
-from qdqspec.qdq.pair_numbers import blocks_of, is_qdq
 from qdqspec.types import Finding, FindingSeverity, LintTarget
 
 # A place that breaks a rule: the node, or ``None`` for the whole model, and the problem.
 Hit: TypeAlias = tuple[Node | None, str]
 Find: TypeAlias = Callable[[View], Iterator[Hit]]
+Register: TypeAlias = partial[Callable[[Find], Find]]
 ALL = "all"  # as the target of a rule: it holds for each one
-_ORDER = ("refused", "slow", "note")
+_ORDER: tuple[FindingSeverity, ...] = ("refused", "slow", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,9 @@ def _add(rule: Rule) -> None:
 
 def rule(
     name: str,
-    severity: FindingSeverity,
     title: str,
     *,
+    severity: FindingSeverity,
     cure: str,
     source: str,
     targets: Iterable[LintTarget],
@@ -107,6 +105,12 @@ def rule(
     return register
 
 
+def severities(*targets: LintTarget) -> tuple[Register, Register, Register]:
+    """The decorators of rules for these targets: `rule` for what is refused, what is slow, and notes."""
+    refused, slow, note = (partial(rule, severity=severity, targets=targets) for severity in _ORDER)
+    return refused, slow, note
+
+
 def also_for(targets: tuple[LintTarget, ...], name: str, source: str, **changes: Any) -> None:
     """Register a known rule for other targets too, with its own source there, for all their versions.
 
@@ -119,6 +123,7 @@ def also_for(targets: tuple[LintTarget, ...], name: str, source: str, **changes:
 
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
     """The rules of a target, or of all, by id. Imports the rules of the backend that the target belongs to."""
+    importlib.import_module("qdqspec.qdq.lint.definition")  # the rules of all targets
     for backend in registry.names("backend") if target is None else [hooks.owner_of(target)]:
         if module := hooks.declaration_of(backend).lint_rules:
             importlib.import_module(module)
@@ -256,96 +261,6 @@ def with_refusals(found: Iterable[Finding], refusals: Iterable[Finding]) -> tupl
         if not refusal.node or refusal.node not in known:
             every.append(refusal)
     return tuple(sorted(every, key=lambda finding: _ORDER.index(finding.severity)))
-
-
-# ---- rules that hold on every target, ids from ``ONX002`` on ---------------------------------------------
-
-# What ONNX's definition of Q and DQ excludes, and its checker does not find: runtimes load most of these models and
-# fail when they run. Measured with ONNX Runtime 1.32.0.
-_OPERATORS = ("DequantizeLinear", "QuantizeLinear")
-
-
-@rule(
-    "ONX002",
-    "refused",
-    "The shape of a scale or zero point does not fit the tensor",
-    cure="give one scale, one for each element of `axis`, or with `block_size` one for each block along `axis` and "
-    "each element of the other axes, and zero points in the same shape; or quantize again",
-    source="ONNX, QuantizeLinear and DequantizeLinear; ONNX Runtime 1.32.0 loads such models and fails when it runs",
-    targets=(ALL,),
-)
-def shapes(view: View) -> Iterator[Hit]:
-    """Scales of another number or rank than the tensor, axis and blocks need; zero points of another shape."""
-    for node in _pairs(view):
-        if why := _misfit(view.model, node):
-            yield node, why
-
-
-@rule(
-    "ONX003",
-    "refused",
-    "A scale is not finite, or a QuantizeLinear divides by a scale of zero",
-    cure="calibrate again: the tensor had NaN or infinite values, or none; or leave it in float",
-    source="ONNX, QuantizeLinear and DequantizeLinear; ONNX Runtime 1.32.0 gives NaN, or zeros",
-    targets=(ALL,),
-)
-def values(view: View) -> Iterator[Hit]:
-    """A NaN or infinite scale, and 0 in that of a Q. A DQ multiplies by 0: tools write it for channels of zeros."""
-    for node in _pairs(view):
-        scale = view.numbers(node).scale
-        if scale is not None:
-            is_odd = ~np.isfinite(scale) | (scale == 0 if node.op_type == "QuantizeLinear" else False)
-            if count := int(is_odd.sum()):
-                yield node, f"has {count} of {scale.size} such scales"
-
-
-def _pairs(view: View) -> Iterator[Node]:
-    """Each Q and DQ, except those of domain ``trt``, whose scales are of other types."""
-    nodes = (node for node in view.model.nodes if node.op_type in _OPERATORS and is_qdq(node))
-    return (node for node in nodes if node.domain != DOMAIN)
-
-
-def _misfit(model: Model, node: Node) -> str:
-    """How the scale, the zero point, the axis or the blocks of a Q or DQ contradict each other; empty if not."""
-    tensor, (scale, zero_point) = (
-        model.shape(node.input_at(0)),
-        (_known(model, node.input_at(n)) for n in (1, 2)),
-    )
-    axis, block = blocks_of(node)
-    if scale is None:
-        return ""
-    if zero_point is not None and zero_point != scale and not _is_single(scale) & _is_single(zero_point):
-        return f"has a zero point of shape {shape_text(zero_point)} and a scale of shape {shape_text(scale)}"
-    if _is_single(scale) and not block:
-        return ""
-    if block < 0 or (not block and len(scale) != 1):
-        return f"has a scale of shape {shape_text(scale)} and block_size {block}"
-    if tensor is None:
-        return ""
-    if not -len(tensor) <= axis < len(tensor):
-        return f"has axis {axis} in a tensor of shape {shape_text(tensor)}"
-    length = tensor[axis]
-    wanted: Sequence[int | None] = (length,)
-    if block:
-        wanted = list(tensor)
-        wanted[axis] = None if length is None else -(-length // block)
-    if allows(wanted, scale):
-        return ""
-    blocks = f"blocks of {block}" if block else "scales"
-    found = f"has a scale of shape {shape_text(scale)} and not {shape_text(wanted)}"
-    return f"{found} for {blocks} along axis {axis} of shape {shape_text(tensor)}"
-
-
-def _known(model: Model, tensor: str) -> tuple[int, ...] | None:
-    """The shape of a tensor whose sizes are all known."""
-    shape = model.shape(tensor) if tensor else None
-    sizes = tuple(size for size in shape or () if size is not None)
-    return None if shape is None or len(sizes) < len(shape) else sizes
-
-
-def _is_single(shape: Sequence[int]) -> bool:
-    """Whether a tensor is a scalar, or has one dimension of one element, which runtimes read as a scalar."""
-    return tuple(shape) in ((), (1,))
 
 
 # ---- texts -------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     A query for any other field fails, as with the real tool.
     """
-    from qdqspec.backends.tensorrt import smi as gpu_state
+    from qdqspec.backends.tensorrt import device as gpu_state
 
     folder = tmp_path / "smi"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
@@ -24,16 +26,14 @@ from processes import processes_with, runs, wait_until
 
 from qdqspec._core.arrays import REDUCTIONS, FrameStream
 from qdqspec._core.config import Settings
+from qdqspec._core.records import from_data, to_data
 from qdqspec.backends.base import BuildOptions, Capabilities, backend_named
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.isolation import worker
-from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
-from qdqspec.backends.isolation.launch import Child, Zygote, can_fork, close_idle
+from qdqspec.backends.isolation.isolated import RECENT, Child, Isolated, IsolatedEngine, Zygote, can_fork
 from qdqspec.backends.isolation.worker import (
     Service,
     chosen,
-    options_from_json,
-    options_to_json,
 )
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError, ConfigError, OutputError
@@ -136,32 +136,35 @@ def test_no_file_remains_in_the_temporary_folder(
             engine = build(backend, model)
             assert engine.graph_hash
             assert any(file.is_file() for file in tmp_path.rglob("*"))
-        close_idle()
+        RECENT.clear()
+        del engine
+        gc.collect()
         assert not any(file.is_file() for file in tmp_path.rglob("*"))
 
 
 @needs_fork
-def test_the_next_backend_of_the_same_environment_reuses_one_of_few_idle_processes_with_the_library(
+def test_backends_of_the_same_environment_share_a_process_with_the_library(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close_idle()
-    backends = [Isolated("fake") for _ in range(6)]
-    pids = [build(backend, model).pid for backend in backends]
+    RECENT.clear()
+    backends = [Isolated("fake") for _ in range(2)]
+    engines = [build(backend, model) for backend in backends]
     zygotes = [backend._launcher for backend in backends]
-    assert len({*zygotes}) == 6
-    for backend in backends:
-        backend.close()
-    assert not any(map(runs, pids))
-    assert [zygote.is_running for zygote in zygotes] == [False] * 2 + [True] * 4
-    with Isolated("fake") as next_one:
-        build(next_one, model)
-        assert next_one._launcher is zygotes[-1]
-    monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", "1")
-    with Isolated("fake") as elsewhere:
-        build(elsewhere, model)
-        assert elsewhere._launcher not in zygotes
-    close_idle()
-    assert not any(zygote.is_running for zygote in zygotes)
+    assert zygotes[0] is zygotes[1]
+    backends[0].close()
+    assert [runs(engine.pid) for engine in engines] == [False, True]
+    backends[1].close()
+    assert not runs(engines[1].pid)
+    assert zygotes[0].is_running
+    for number in range(4):  # only the latest are kept
+        monkeypatch.setenv("QDQSPEC_TEST_OF_LAUNCHERS", str(number))
+        with Isolated("fake") as elsewhere:
+            build(elsewhere, model)
+            assert elsewhere._launcher not in zygotes
+    process = zygotes[0]._process
+    zygotes.clear()
+    gc.collect()
+    assert process.poll() is not None
 
 
 def test_an_engine_that_starts_while_its_backend_closes_is_ended(
@@ -191,7 +194,7 @@ def interrupted(_: object) -> None:
 def test_an_interrupt_closes_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Isolated("fake") as backend:
         engine = build(backend, model)
-        monkeypatch.setattr(engine._child.stream, "receive", interrupted)
+        monkeypatch.setattr(engine._stream, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.bind(FEEDS)
         with pytest.raises(BackendError, match="closed"):
@@ -332,12 +335,14 @@ build_options = st.builds(
 
 @given(build_options)
 def test_options_are_equal_after_the_transfer(given_options: BuildOptions):
-    assert options_from_json(json.loads(json.dumps(options_to_json(given_options)))) == given_options
+    assert from_data(BuildOptions, json.loads(json.dumps(to_data(given_options)))) == given_options
 
 
-def test_a_relative_folder_is_that_of_the_sending_process():
-    back = options_from_json(options_to_json(BuildOptions(state=Path("results"))))
-    assert back.state == Path.cwd() / "results"
+def test_a_relative_folder_is_that_of_the_sending_process(fake, model, monkeypatch):
+    engine, asked = build(fake, model), []
+    monkeypatch.setattr(engine, "ask", lambda request, **_: asked.append(request) or (defaultdict(str), {}))
+    engine.build(BuildOptions(state=Path("results")), 1.0)
+    assert asked[0]["options"]["state"] == str(Path.cwd() / "results")
 
 
 @pytest.mark.parametrize(
@@ -459,7 +464,7 @@ def test_engines_of_one_thread_are_timed_on_one_processor_after_another_run_ther
     thread = Thread(target=Service(FrameStream(theirs), cast("Any", backend)).serve)
     thread.start()
     stream = FrameStream(ours)
-    options = options_to_json(BuildOptions(threads=threads))
+    options = to_data(BuildOptions(threads=threads))
     for request in ({"do": "build", "model": __file__, "options": options}, *REQUESTS):
         stream.send(request)
         assert ("error" in stream.receive()[0]) == (request["do"] == "layers")

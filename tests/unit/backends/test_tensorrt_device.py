@@ -16,7 +16,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import cuda, device as trt_device
 from qdqspec.backends.tensorrt.device import TENSORRT
 from qdqspec.backends.tensorrt.engine import TensorRt
-from qdqspec.backends.tensorrt.ops import formats_for, lacking
+from qdqspec.backends.tensorrt.ops import capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 
@@ -57,27 +57,24 @@ def test_the_probe_reports_versions_gpu_driver_and_settings(
     assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
 
 
-# Compared engines are open in two processes, of which the second would fail in every race of an exclusive GPU.
-@pytest.mark.parametrize(
-    ("fault", "words", "install"),
-    [
-        ("no-gpu", "cudaGetDeviceCount failed: cudaErrorNoDevice", "nvidia-smi"),
-        (
-            "exclusive-process",
-            "EXCLUSIVE_PROCESS, but engines that are compared are open in two processes",
-            "--compute-mode=DEFAULT",
-        ),
-    ],
-)
-def test_a_gpu_that_cannot_be_used_is_reported(
-    newest: None, monkeypatch: pytest.MonkeyPatch, fault: str, words: str, install: str
-):
-    monkeypatch.setenv("FAKE_TRT", fault)
+def test_a_missing_gpu_is_reported(newest: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_TRT", "no-gpu")
     availability = TensorRt().probe()
     assert not availability.usable
-    assert re.search(words, availability.why)
-    assert install in availability.install
+    assert "cudaGetDeviceCount failed: cudaErrorNoDevice" in availability.why
+    assert "nvidia-smi" in availability.install
     assert availability.facts["tensorrt"] == "11.4.0.106"
+
+
+def test_a_gpu_for_one_process_is_refused(newest: None, put_nvidia_smi: Callable[..., Path]):
+    """Compared engines are open in two processes, of which the second would fail in every race."""
+    put_nvidia_smi(
+        **{"driver_version": "580", "compute_mode": "Exclusive_Process", "mig.mode.current": "Disabled"}
+    )
+    availability = TensorRt().probe()
+    assert not availability.usable
+    assert "EXCLUSIVE_PROCESS, but engines that are compared are open in two processes" in availability.why
+    assert "--compute-mode=DEFAULT" in availability.install
 
 
 def test_the_chosen_gpu_is_queried_and_used(
@@ -164,8 +161,9 @@ OTHER = "mxfp8 is for compute capability 10.x, and this GPU has"
 def test_formats_depend_on_the_compute_capability_and_others_are_missing_for_a_reason(
     capability: tuple[int, int], version: tuple[int, int], formats: str, why: str | None
 ):
-    assert formats_for(capability, version) == tuple(formats.split())
-    assert lacking(capability, version).get("mxfp8") == why
+    found = capabilities(capability, version)
+    assert found.formats == tuple(formats.split())
+    assert found.lacking.get("mxfp8") == why
 
 
 # ---- CUDA through cuda-bindings ----------------------------------------------------------------------

@@ -20,9 +20,9 @@ from onnx_text import saved
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.device import GpuWatch
 from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine, graph_hash
 from qdqspec.backends.tensorrt.log import Log, refusals
-from qdqspec.backends.tensorrt.smi import GpuWatch
 from qdqspec.errors import BackendError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile
@@ -122,7 +122,7 @@ def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, 
     (cache,) = state.glob("*.timing-cache")
     assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
     before = cache.read_bytes()
-    assert "conv_kernel" in json.loads(before)
+    assert "conv_kernel" in json.loads(before[32:])  # behind its digest
     fresh = {milliseconds(fresh=True) for _ in range(3)}
     assert len(shared) == 1
     assert len(fresh) == 3
@@ -131,7 +131,7 @@ def test_only_fresh_builds_differ_in_their_kernels(model: Path, tmp_path: Path, 
     assert [record["timing_cache"] for record in records(state)] == ["shared"] * 3 + ["empty"] * 3
 
 
-@pytest.mark.parametrize("spoil", ["a byte", "half", "its digest gone"])
+@pytest.mark.parametrize("spoil", ["a byte", "half", "empty"])
 def test_a_timing_cache_with_a_wrong_digest_is_not_given_to_tensorrt(
     model: Path, tmp_path: Path, newest: None, spoil: str
 ):
@@ -140,14 +140,11 @@ def test_a_timing_cache_with_a_wrong_digest_is_not_given_to_tensorrt(
     TensorRt().build(model, BuildOptions(state=state)).close()
     (cache,) = state.glob("*.timing-cache")
     whole = cache.read_bytes()
-    spoilt = {"a byte": whole.replace(b"conv", b"conw"), "half": whole[: len(whole) // 2]}.get(spoil, whole)
+    spoilt = {"a byte": whole.replace(b"conv", b"conw"), "half": whole[: len(whole) // 2]}.get(spoil, b"0")
     cache.write_bytes(spoilt)
-    if spoil == "its digest gone":
-        cache.with_name(f"{cache.name}.sha256").unlink()
     TensorRt().build(model, BuildOptions(state=state)).close()
     assert any("begun anew" in warning for warning in records(state)[-1]["warnings"])
-    assert "conw_kernel" not in json.loads(cache.read_bytes())
-    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == spoilt
+    assert "conw_kernel" not in json.loads(cache.read_bytes()[32:])
     TensorRt().build(model, BuildOptions(state=state)).close()
     assert records(state)[-1]["warnings"] == []
 
@@ -185,7 +182,7 @@ def test_parallel_builds_keep_all_entries_of_the_timing_cache(tmp_path: Path, ne
     layers = [f"layer{index}" for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(build, layers))
-    assert sorted(json.loads((tmp_path / "key.timing-cache").read_bytes())) == layers
+    assert sorted(json.loads((tmp_path / "key.timing-cache").read_bytes()[32:])) == layers
     assert not list(tmp_path.glob(".key*"))
 
 
@@ -388,11 +385,10 @@ OPAQUE = information("{ForeignNode[a...b]}_myl0")
         (information("__myl_MulSum_myl4_1"), information("__myl_MulSum_myl12_3"), "ab", True),
         (information("a"), information("a", "f16f16"), "aa", False),
         (information("layer1_1"), information("layer1_2"), "aa", False),
-        ("no json at all", "another", "aa", False),
         (OPAQUE, information("{ForeignNode[a...b]}_myl3"), "aa", True),
         (OPAQUE, OPAQUE, "ab", False),  # a layer that may contain anything: the model is hashed
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_the_hash_ignores_what_differs_between_builds_of_one_model(
     tmp_path: Path, text: str, other: str, files: str, is_equal: bool

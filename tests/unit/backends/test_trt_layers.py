@@ -119,8 +119,8 @@ def test_node_names_are_read_from_layer_names_without_metadata(name, nodes):
 @pytest.mark.parametrize(
     ("entry", "integer", "precision"),
     [
-        (layer("a", "gemm", "Int8", "Half", TacticName="sm80_gemm_i8f16_i8i32_f32"), True, "int8 > fp16"),
-        (layer("a", "gemm", "FP8", "Half", TacticName="sm89_gemm_e4m3f16_f32"), True, "fp8 > fp16"),
+        (layer("a", "gemm", "Int8", "Half"), True, "int8 > fp16"),
+        (layer("a", "gemm", "FP8", "Half"), True, "fp8 > fp16"),
         (layer("a", "gemm", "Half", "Half", Constants=[{"Name": "w", "Datatype": "Int8"}]), False, "fp16"),
         (layer("a", "CaskPooling", "Channel major INT8 format where channel % 4 == 0", "Int8"), True, "int8"),
         (layer("a", "x", "Channel major FP16 format", "Row major linear FP32"), False, "fp16 > fp32"),
@@ -181,9 +181,9 @@ def model(tmp_path):
     ("name", "nodes"),
     [
         ("w + pair/Q + conv + relu_out", ("conv", "Relu#1")),
-        ("{ForeignNode[conv...neg]}", ("conv", "Relu#1", "softmax", "neg")),
+        ("{ForeignNode[conv...neg]}", ("conv", "neg")),
         ("PWN(relu_out)", ("Relu#1",)),
-        ("softmax_2_myl3_4", ("softmax",)),
+        ("softmax_myl3_4", ("softmax",)),
         ("nothing of the model", ()),
     ],
 )

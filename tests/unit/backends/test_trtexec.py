@@ -25,6 +25,7 @@ from qdqspec.app.cli import main
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
+from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.backends.trtexec.engine import Trtexec
 from qdqspec.backends.trtexec.process import FATAL, NOTES, read_log
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -126,12 +127,13 @@ def test_the_chosen_gpu_is_queried_and_passed_to_trtexec(install_trtexec, model,
 
 
 def test_builds_of_a_run_share_a_timing_cache_unless_they_are_fresh(install_trtexec, model, tmp_path):
-    tool, own = install_trtexec(), {"trtexec.timing-cache": "own.cache"}
-    for options in ({}, {"fresh": True}, {"fresh": True, "extra": own}):
-        Trtexec().build(model, BuildOptions(state=tmp_path / "state", **options)).close()
-    shared, fresh, fresh_with_own = tool.calls()
-    assert value(shared, "--timingCacheFile") == str(tmp_path / "state" / "trtexec.timing-cache")
-    assert (tmp_path / "state").is_dir()
+    tool, own, state = install_trtexec(), {"trtexec.timing-cache": "own.cache"}, tmp_path / "state"
+    Shared(state, "trtexec").write(b"timings")
+    with closing(Trtexec().build(model, BuildOptions(state=state))):
+        assert Path(value(tool.calls()[0], "--timingCacheFile")).read_bytes() == b"timings"
+    for extra in ({}, own):
+        Trtexec().build(model, BuildOptions(state=state, fresh=True, extra=extra)).close()
+    _, fresh, fresh_with_own = tool.calls()
     assert "--timingCacheFile" not in names(fresh) | names(fresh_with_own)
 
 

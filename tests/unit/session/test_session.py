@@ -28,7 +28,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice
-from qdqspec.backends.isolation.launch import close_idle
+from qdqspec.backends.isolation.isolated import RECENT
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, StateError
 from qdqspec.types import (
     Case,
@@ -490,7 +490,7 @@ def test_an_output_folder_that_is_a_file_or_has_the_input_is_an_error(
 
 def children() -> set[int]:
     """The child processes of this one including zombies, without idle ones that the next backend may use."""
-    close_idle()
+    RECENT.clear()
     found: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import BUILDS_IN_RTX, MODEL_OPTIMIZER, rule
+from qdqspec.backends.tensorrt.lint.rule import BUILDS_IN_RTX, MODEL_OPTIMIZER, refused
 from qdqspec.graph import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC
@@ -38,9 +38,8 @@ INTEGER_KERNELS = frozenset(
 )
 
 
-@rule(
+@refused(
     "TRT001",
-    "refused",
     "The zero point is not zero: TensorRT quantizes symmetrically only",
     cure="quantize again with zero points of 0, weights too: to int8, not to uint8; `qdqspec tune` does so, from the "
     "quantized model too",
@@ -54,9 +53,8 @@ def zero_points(view: View) -> Iterator[Hit]:
             yield node, f"has zero point {zero_point.flat[abs(zero_point).argmax()]:g}"
 
 
-@rule(
+@refused(
     "TRT003",
-    "refused",
     "A scale or zero point is computed when the model runs",
     cure="fold the model (`qdqspec fold`), or export static quantization",
     source=f"{_HEADER_BEFORE}: both must be build-time constants",
@@ -70,9 +68,8 @@ def computed_numbers(view: View) -> Iterator[Hit]:
             yield node, "reads numbers that other nodes make"
 
 
-@rule(
+@refused(
     "TRT018",
-    "refused",
     "A zero point is computed when the model runs",
     cure="fold the model (`qdqspec fold`), or leave the zero point out: it must be 0",
     source=f"{_HEADER_SINCE}: the zero point must be a build-time constant, the scale need not",
@@ -86,9 +83,8 @@ def computed_zero_points(view: View) -> Iterator[Hit]:
             yield node, f"reads zero point '{zero_point}', which another node makes"
 
 
-@rule(
+@refused(
     "TRT004",
-    "refused",
     "A bias is stored as int32 behind a DequantizeLinear",
     cure="keep biases in float, as `qdqspec tune --backend tensorrt` does",
     source=f'{_PARSER} 10.1 ("TensorRT only allows FP8, INT8, and INT4 quantization")',
@@ -100,9 +96,8 @@ def integer_biases(view: View) -> Iterator[Hit]:
             yield node, f"dequantizes int32 '{node.inputs[0]}'"
 
 
-@rule(
+@refused(
     "TRT005",
-    "refused",
     "The number format is none of int8, fp8 (e4m3), int4 and fp4 (e2m1)",
     cure="choose one of these formats",
     source=f'{_PARSER} ("TensorRT only allows FP8, INT8, and INT4 quantization"); {_HEADER} for fp4',
@@ -114,18 +109,16 @@ def formats(view: View) -> Iterator[Hit]:
             yield node, f"is {type_name(numbers.elem_type)}"
 
 
-rule(
+refused(
     "TRT017",
-    "refused",
     "The model's opset is older than the number format",
     cure="raise the opset: fp8 came with 19, int4 with 21, fp4 with 23",
     source=f"ONNX, QuantizeLinear and DequantizeLinear: types by opset; {BUILDS_IN_RTX}",
 )(formats_newer_than_opset)
 
 
-@rule(
+@refused(
     "TRT006",
-    "refused",
     "uint8 is refused, or read as int8, so that values above 127 are clipped",
     cure="quantize to int8; uint8 and asymmetric numbers are for the DLA only, behind a parser flag",
     source=f'{_PARSER} ("Found unsupported input type" in 10.1, a warning in others); '
@@ -139,9 +132,8 @@ def unsigned(view: View) -> Iterator[Hit]:
             yield node, "is uint8"
 
 
-@rule(
+@refused(
     "TRT010",
-    "refused",
     "Blocks are along an axis that TensorRT does not support",
     cure="use blocks for fp8, int4 and fp4 only, two or more, and whole ones, along the last or the last but one axis "
     "of a weight; let TensorRT's operators (TRT_FP4DynamicQuantize, TRT_MXFP8DynamicQuantize) find the scales of "
@@ -186,9 +178,8 @@ def _misplaced(view: View, node: Node, numbers: QdqNumbers) -> str:
     return ""
 
 
-@rule(
+@refused(
     "TRT016",
-    "refused",
     "Blocks have a size that no kernel is made for",
     cure="choose blocks of 64 or 128 for int4, 16 for nvfp4, 32 for mxfp8",
     source=f'NVIDIA, "Working with Quantized Types", quantization schemes; {BUILDS_IN_RTX}, of int4 and fp8',
@@ -201,9 +192,8 @@ def block_sizes(view: View) -> Iterator[Hit]:
             yield node, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}"
 
 
-@rule(
+@refused(
     "TRT011",
-    "refused",
     "An operator that computes in integers itself: TensorRT takes Q/DQ pairs only",
     cure="export QuantizeLinear and DequantizeLinear around float operators (QDQ format, not QOperator)",
     source=_OPERATORS,
@@ -217,9 +207,8 @@ def integer_operators(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-@rule(
+@refused(
     "TRT012",
-    "refused",
     "A Q or DQ of ONNX Runtime's own domain",
     cure="export with opset 21 or above, where ONNX's own operators take all types",
     source=f"{_OPERATORS}: operators of ONNX and of domain trt; {BUILDS_IN_RTX}",
@@ -231,9 +220,8 @@ def foreign_pairs(view: View) -> Iterator[Hit]:
             yield node, f"is {node.domain}.{node.op_type}"
 
 
-@rule(
+@refused(
     "TRT060",
-    "refused",
     "An activation is quantized dynamically where TensorRT does not support it",
     cure="leave this operator in float: exclude it in patterns.nodes; or give the shapes to the export",
     source="NVIDIA, TensorRT operators, DynamicQuantize: 2 or 3 dimensions, the last a constant and a whole number of "
@@ -255,9 +243,8 @@ def dynamic_blocks(view: View) -> Iterator[Hit]:
 _CASTS_BELOW = 19  # the opset below which the parser casts the scale of a Q to the type of the data
 
 
-@rule(
+@refused(
     "TRT002",
-    "refused",
     "A scale is zero, negative or not finite",
     cure="clamp scales to a small positive number; a channel of zero weights gets a scale of 0 from some tools",
     source=f'{_PARSER} ("Scale coefficients must all be positive")',
@@ -275,9 +262,8 @@ def positive_scales(view: View) -> Iterator[Hit]:
             yield node, f"has {count} of {scale.size} such scales"
 
 
-@rule(
+@refused(
     "TRT007",
-    "refused",
     "An activation has one scale a channel",
     cure="give activations one scale a tensor; only weights take several",
     source=f"{_HEADER}: per-channel scales are for weights; {BUILDS_IN_RTX}",
@@ -289,9 +275,8 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
             yield node, f"has {numbers.channel_scales} scales on axis {numbers.axis}"
 
 
-@rule(
+@refused(
     "TRT008",
-    "refused",
     "The scales of a weight are not along its output channels",
     cure="quantize Conv weights on axis 0, ConvTranspose on 1, Gemm and MatMul on the axis of the output",
     source=f'{_PARSER} ("The number of scales is not equal to the number of output channels")',
@@ -325,9 +310,8 @@ def counts_of_scales(view: View) -> Iterator[Hit]:
             yield dequantizer, f"has {numbers.channel_scales} scales for {wanted} channels"
 
 
-@rule(
+@refused(
     "TRT009",
-    "refused",
     "The scale's type is not the type of the data",
     cure="convert scales together with the model: float16 models need float16 scales",
     source=f"{_HEADER_BEFORE}: in a strongly typed network float16 data with a float32 scale is a type error",
@@ -339,9 +323,8 @@ def scale_types(view: View) -> Iterator[Hit]:
         yield node, f"quantizes {type_name(data)} by a scale of {type_name(scale)}"
 
 
-@rule(
+@refused(
     "TRT019",
-    "refused",
     "A scale is half-precision, and the data is of another type",
     cure="store the scale in the type of the data, or in float32",
     source=f"{_HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not; "
@@ -365,9 +348,8 @@ def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
             yield node, data, scale
 
 
-@rule(
+@refused(
     "TRT023",
-    "refused",
     "A DequantizeLinear gives another type than its scale has",
     cure="store the scale in the type that is to come out, or cast behind",
     source=f"{_HEADER_BEFORE}: the output has the type of the scale; {_NEW_PARSER}: output_dtype decides",
@@ -382,9 +364,8 @@ def dequantized_types(view: View) -> Iterator[Hit]:
             yield node, f"gives {type_name(given)} by a scale of {type_name(scale)}"
 
 
-@rule(
+@refused(
     "TRT013",
-    "refused",
     "Scale and zero point are not of one size",
     cure="give a pair as many zero points as scales, or none",
     source=f'{_PARSER} ("The scale and zero point must have the same volume")',
@@ -397,9 +378,8 @@ def sizes_of_zero_points(view: View) -> Iterator[Hit]:
             yield node, f"has {scale.size} scales and {zero_point.size} zero points"
 
 
-@rule(
+@refused(
     "TRT014",
-    "refused",
     "Several scales, and no axis is named: TensorRT takes the first axis, ONNX the second",
     cure="name the axis: attribute axis of QuantizeLinear and DequantizeLinear",
     source=f"{_PARSER} 10.1 and 10.6: without the attribute the axis is 0; {_NEW_PARSER}: it is ONNX's default, 1",
@@ -413,9 +393,8 @@ def unnamed_axes(view: View) -> Iterator[Hit]:
             yield node, f"has {numbers.channel_scales} scales"
 
 
-@rule(
+@refused(
     "TRT015",
-    "refused",
     "A scale is not stored in float32, float16 or bfloat16",
     cure="store scales as floats; for MXFP8 take TRT_MXFP8DequantizeLinear of domain trt, as Model-Optimizer does",
     source=f'{_PARSER} 10.1: other types are not looked into ("Scale coefficients must all be positive"); '

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterator
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -19,7 +18,16 @@ from onnx import TensorProto
 
 from qdqspec.backends.tensorrt import ops
 from qdqspec.backends.tensorrt.lint.numbers import INTEGER_KERNELS
-from qdqspec.backends.tensorrt.lint.rule import MODEL_OPTIMIZER, TABLES, rule
+from qdqspec.backends.tensorrt.lint.rule import (
+    MEASURED,
+    MODEL_OPTIMIZER,
+    NOT_KNOWN,
+    TABLES,
+    compiled,
+    note,
+    refused,
+    slow,
+)
 from qdqspec.backends.tensorrt.ops import CARRIERS
 from qdqspec.graph import QDQ_OPS, Node
 from qdqspec.graph.ops import data_inputs, is_default
@@ -52,33 +60,29 @@ def _of_types(*op_types: str) -> Find:
     return find
 
 
-rule(
+refused(
     "TRT025",
-    "refused",
     "The parser has no importer for this operator",
     cure=_CURE,
     source=f"sources of NVIDIA: {TABLES}; of BitCast, CumProd and SwiGLU measured with TensorRT for RTX "
     "1.7.1.116, whose parser is of the same code",
 )(_of_types(*NEVER))
-rule(
+refused(
     "TRT026",
-    "refused",
     "The parser has no importer for Attention yet",
     cure="export the MatMul, Softmax and MatMul that it consists of, or use TensorRT 10.14",
     source=TABLES,
     until="10.14",
 )(_of_types("Attention"))
-rule(
+refused(
     "TRT027",
-    "refused",
     "The parser has no importer for this operator of language models yet",
     cure="export the operators that it consists of, or use TensorRT 10.15",
     source=TABLES,
     until="10.15",
 )(_of_types("RMSNormalization", "RotaryEmbedding", "TensorScatter"))
-rule(
+refused(
     "TRT028",
-    "refused",
     "The parser has no importer for Swish yet",
     cure="export Sigmoid and Mul, or use TensorRT 11.1",
     source=f"{TABLES}: not in the table of 10.15, in that of 11.1",
@@ -87,9 +91,8 @@ rule(
 )(_of_types("Swish"))
 
 
-@rule(
+@refused(
     "TRT029",
-    "refused",
     "An operator of another domain without an importer and without a local function",
     cure="export ONNX's own operators, or load a plugin of that name (--qdq-plugin)",
     source="onnx-tensorrt 10.1, ModelImporter.cpp: an operator without importer and local function must be a plugin",
@@ -100,9 +103,8 @@ def foreign_operators(view: View) -> Iterator[Hit]:
     return _foreign(view, has_importer=False)
 
 
-@rule(
+@note(
     "TRT053",
-    "note",
     "An operator of another domain is taken for ONNX's of the same name",
     cure="make sure that both compute the same from the same inputs and attributes, or export ONNX's",
     source="onnx-tensorrt 10.1, ModelImporter.cpp: importers are found by the operator's type, whatever its domain",
@@ -126,9 +128,6 @@ def _foreign(view: View, *, has_importer: bool) -> Iterator[Hit]:
 
 # ---- what the compiler refuses ------------------------------------------------------------------------
 
-MEASURED = "measured with TensorRT for RTX 1.7.1.116"
-_NO_SOURCE = f"sources of NVIDIA: none found; {MEASURED}"
-compiled = partial(rule, unknown=("10.9", ""))
 _EIGHT_BITS: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 # Of one input, and with any attributes: of CARRIERS, these are carriers only with certain constants or inputs.
 _CARRIERS = CARRIERS - {"Concat", "Div", "Mul", "Pad"}
@@ -137,10 +136,9 @@ _RECURRENT = ("GRU", "LSTM", "RNN")
 
 @compiled(
     "TRT061",
-    "refused",
     "A constant without dimensions is stored as an integer or an 8-bit float",
     cure="give it shape [1], or leave it in float before a QuantizeLinear, as qdqspec does",
-    source=f'{_NO_SOURCE}: "Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", in '
+    words='"Quantized constant (k) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", in '
     "qdqGraphOptimizer.cpp",
 )
 def stored_scalars(view: View) -> Iterator[Hit]:
@@ -156,10 +154,9 @@ _STORED = frozenset({TensorProto.INT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT
 
 @compiled(
     "TRT071",
-    "refused",
     "A constant that is stored as an integer or an 8-bit float is read by another operator than a DequantizeLinear",
     cure="move the DequantizeLinear next to the constant, before the operator",
-    source=f'{_NO_SOURCE}: "Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", before '
+    words='"Quantized constant (w) is only allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node", before '
     "Cast, Gather, Identity, Pad, Reshape, Transpose and Where; of uint8 it builds",
 )
 def stored_before_others(view: View) -> Iterator[Hit]:
@@ -178,10 +175,10 @@ def stored_before_others(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT074",
-    "note",
     "A Concat joins a constant that is stored as an integer or an 8-bit float with a quantized tensor",
     cure="if the build fails, leave the constant in float before a QuantizeLinear, as qdqspec does",
-    source=f'{_NO_SOURCE}: "CHECK(is_tensor()) failed" in operand.h for some orders of the nodes, int8 and fp8',
+    words='"CHECK(is_tensor()) failed" in operand.h for some orders of the nodes, int8 and fp8',
+    severity="note",
 )
 def joined_constants(view: View) -> Iterator[Hit]:
     """A Concat of dequantized tensors only, one a stored constant and another an activation."""
@@ -194,10 +191,9 @@ def joined_constants(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT062",
-    "refused",
     "One operand is int8, the other fp8",
     cure="quantize both operands to one of the two",
-    source=f'{_NO_SOURCE}: "Input and filter have to be the same type" for Gemm and MatMul, "CHECK(dtype == W.type())" '
+    words='"Input and filter have to be the same type" for Gemm and MatMul, "CHECK(dtype == W.type())" '
     "for Conv",
 )
 def operands_of_two_formats(view: View) -> Iterator[Hit]:
@@ -210,10 +206,9 @@ def operands_of_two_formats(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT063",
-    "refused",
     "A tensor changes from int8 to fp8, or back, between equal scales",
     cure="quantize it to one of the two, or give the second pair its own scale",
-    source=f'{_NO_SOURCE}: "Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build',
+    words='"Mismatched type for tensor q, f8 vs. expected type:i8"; other scales build',
 )
 def formats_in_a_row(view: View) -> Iterator[Hit]:
     """A Q of one format that reads a DQ of the other with the same scales, directly or past carriers."""
@@ -229,11 +224,9 @@ def formats_in_a_row(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT064",
-    "refused",
     "The data of a product with a weight of 4 bits is in 8 bits",
     cure="remove the pair: the kernel of such a product takes floats",
-    source=f'{_NO_SOURCE}: "Input and filter have to be the same type" in fp8 and int8; int8 data of two dimensions '
-    "builds",
+    words='"Input and filter have to be the same type" in fp8 and int8; int8 data of two dimensions builds',
 )
 def eight_bits_by_four(view: View) -> Iterator[Hit]:
     """A Gemm or MatMul with an int4 weight and an 8-bit pair before its data, directly or past carriers."""
@@ -257,10 +250,9 @@ def _eight_bits(view: View, node: Node, index: int) -> dict[str, str]:
 
 @compiled(
     "TRT065",
-    "refused",
     "An Attention of float32, or of one query, has no kernel",
     cure="convert the model to float16, or export the MatMul, Softmax and MatMul that it consists of",
-    source=f'{_NO_SOURCE}: "Attention operation was not supported by a dedicated kernel"; in float16 it builds from '
+    words='"Attention operation was not supported by a dedicated kernel"; in float16 it builds from '
     "two queries and 12 numbers per head on",
 )
 def attention_without_kernel(view: View) -> Iterator[Hit]:
@@ -274,10 +266,9 @@ def attention_without_kernel(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT070",
-    "refused",
     "Queries and keys of an Attention are one tensor: the compiler crashes",
     cure="export the MatMul, Softmax and MatMul that it consists of; copies by Identity do not help",
-    source=f"{_NO_SOURCE}: SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds",
+    words="SIGSEGV of Attention(x, x, x) and Attention(x, x, k); Attention(x, k, k) builds",
 )
 def attention_of_one_tensor(view: View) -> Iterator[Hit]:
     """ONNX's Attention whose queries and keys are one tensor, or copies of one."""
@@ -295,10 +286,9 @@ def _before_copies(view: View, tensor: str) -> str:
 
 @compiled(
     "TRT066",
-    "refused",
     "A GRU, LSTM or RNN in a branch of If, whose results of all steps are not read",
     cure="take the last step from its first output, Y, in place of Y_h; or move the operator out of the If",
-    source=f'{_NO_SOURCE}: "Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp; with its first '
+    words='"Assertion tScope.getType() != ScopeType::kUNDEFINED" in graphScope.cpp; with its first '
     "output read, it builds",
 )
 def unread_steps(view: View) -> Iterator[Hit]:
@@ -310,11 +300,12 @@ def unread_steps(view: View) -> Iterator[Hit]:
 
 @compiled(
     "TRT067",
-    "note",
     "A product of float32 on compute capability 7.5",
     cure="convert the model to float16",
-    source=f'{_NO_SOURCE}: "Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"; TensorRT has '
+    words='"Cannot compile operation for Turing (SM75): FP32 GEMM is not supported"; TensorRT has '
     "kernels of its own",
+    severity="note",
+    in_rtx="refused",
 )
 def float32_products(view: View) -> Iterator[Hit]:
     """Gemm, MatMul and recurrent operators that give float32, quantized or not; convolutions build."""
@@ -366,12 +357,12 @@ FORMS = (
 )
 
 
-@compiled(
+@refused(
     "TRT073",
-    "refused",
     "The parser has the operator, but not for this type, attribute, rank or output",
     cure="cast to a type that the operator takes, export it with other attributes, or replace it",
     source=f"{MEASURED}: {FORMS}; the table of operators of onnx-tensorrt 10.1 states most of them",
+    unknown=NOT_KNOWN,
 )
 def refused_forms(view: View) -> Iterator[Hit]:
     """The first reason of each operator that the tables above exclude."""
@@ -417,9 +408,8 @@ def _given(view: View, node: Node, key: str | int) -> list[object]:
 _SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
 
 
-@rule(
+@slow(
     "TRT040",
-    "slow",
     "A quantized operator is too small for the integer kernels",
     cure="leave it in float: exclude it in patterns.nodes",
     source=f"{_SOURCE}: kernels are missing or slower there",
@@ -452,14 +442,13 @@ def too_small(view: View) -> Iterator[Hit]:
             yield node, f"multiplies by {weight[-2]} x {weight[-1]}"
 
 
-@rule(
+@slow(
     "TRT055",
-    "slow",
     "A transposed convolution is quantized to fp8",
     cure="leave it in float16, or quantize it to int8",
     source=f'{MODEL_OPTIMIZER}, fp8.py: "The quantizable op types for FP8 are limited to Conv, Gemm, Matmul, and '
     'Residual-Add"; whether a version of TensorRT has kernels is not known',
-    unknown=("10.9", ""),
+    unknown=NOT_KNOWN,
 )
 def fp8_transposed(view: View) -> Iterator[Hit]:
     """A ConvTranspose with an fp8 weight."""
@@ -468,9 +457,8 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
             yield node, "has a weight of fp8"
 
 
-@rule(
+@slow(
     "TRT041",
-    "slow",
     "An fp8 convolution has a kernel that is too large",
     cure="leave it in float16: exclude it in patterns.nodes",
     source=f"{_SOURCE}: fp8 convolutions of kernel volume 32 and above",
@@ -501,16 +489,16 @@ _NAMES: dict[int, str] = {
 _OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int4"}
 
 
-@rule(
+@refused(
     "TRT020",
-    "refused",
     "The GPU does not compute in this format",
     cure="choose a format that the GPU computes in",
     source=f"{_MATRIX}; TensorRT's own warning of FP4 on Hopper",
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
     """Formats in the model that are not listed for the given compute capability."""
-    return formats_but(view, ops.formats_for(view.capability or (0, 0), _NEWEST))
+    gpu = view.capability or (0, 0)
+    return formats_but(view, [name for name in ops.FORMATS if not ops.why_not(name, gpu, _NEWEST)])
 
 
 def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
@@ -523,9 +511,8 @@ def formats_but(view: View, known: Collection[str]) -> Iterator[Hit]:
             yield None, f"{count} pairs are {fmt}; compute capability {gpu} computes in {computes}"
 
 
-@rule(
+@note(
     "TRT021",
-    "note",
     "The format needs a newer GPU or release than others do",
     cure="make sure of the GPU and the release, or name the GPU with --compute-capability",
     source=f"{_MATRIX}; MXFP8 since TensorRT 10.12",
@@ -540,9 +527,8 @@ def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
             yield None, f"{count} pairs are {fmt}: compute capability {gpu}, TensorRT {release}"
 
 
-@rule(
+@note(
     "TRT022",
-    "note",
     "Some int8 kernels do not exist on GPUs this old",
     cure='where a build says "could not find any implementation", take that layer\'s pairs out',
     source='"Working with Quantized Types", Q/DQ layer-placement recommendations',
@@ -553,13 +539,12 @@ def old_gpu(view: View) -> Iterator[Hit]:
         yield None, f"int8 on compute capability {ops.dotted(view.capability)}"
 
 
-@rule(
+@note(
     "TRT056",
-    "note",
     "fp8 and int8 are in one network: kernels take one of the two, and each border is a conversion",
     cure="measure it beside int8 alone and fp8 alone",
     source="no document was found that states how TensorRT runs it; Model-Optimizer quantizes to one of the two",
-    unknown=("10.9", ""),
+    unknown=NOT_KNOWN,
 )
 def fp8_beside_int8(view: View) -> Iterator[Hit]:
     """Pairs of both formats anywhere in the model."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER, rule
+from qdqspec.backends.tensorrt.lint.rule import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER, note, slow
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.backends.tensorrt.placement import attentions
 from qdqspec.graph import Node
@@ -23,9 +23,8 @@ _FLOAT_ONLY = frozenset({"Gelu", "LayerNormalization", "Softmax"})
 _NEEDS_NO_RESULT = _FLOAT_ONLY | {*POOLING, *WEIGHTED, "GlobalMaxPool"}
 
 
-@rule(
+@slow(
     "TRT030",
-    "slow",
     "Only some inputs of a weighted operator are quantized",
     cure="quantize data and weight of it, or neither",
     source=GUIDE,
@@ -40,9 +39,8 @@ def half_quantized(view: View) -> Iterator[Hit]:
             yield node, f"reads '{node.inputs[missing]}' in float"
 
 
-@rule(
+@slow(
     "TRT034",
-    "slow",
     "The inputs of a Concat do not share one scale",
     cure="calibrate them together; qdqspec ties such ranges",
     source=f"{ISSUE} 3861: requantization kernels appear",
@@ -58,9 +56,8 @@ def concat_scales(view: View) -> Iterator[Hit]:
             yield node, f"reads {len(known)} inputs of different scales"
 
 
-@rule(
+@slow(
     "TRT035",
-    "slow",
     "The scales on both sides of an operator that moves values differ",
     cure="give both sides the same scale: the pairs pass through it then",
     source='"Working with Quantized Types": only equal scales commute',
@@ -74,9 +71,8 @@ def _moves(node: Node) -> bool:
     return copies_values(node) or is_nearest(node) or node.op_type in ("Concat", "MaxPool")
 
 
-@rule(
+@slow(
     "TRT037",
-    "slow",
     "An operator with quantized inputs gives float: its pairs are kernels of their own",
     cure="quantize its output too, or leave it in float",
     source=f"{GUIDE}: non-weighted layers with int8 input need int8 output",
@@ -103,9 +99,8 @@ def _is_fused_sum(view: View, node: Node, tensor: str) -> bool:
     return source is not None and view.weight_dequantizer(source) is not None
 
 
-@rule(
+@slow(
     "TRT038",
-    "slow",
     "One tensor is quantized several times with different scales",
     cure="give it one pair, or equal scales",
     source='"Working with Quantized Types": only Q of equal scales are merged',
@@ -119,9 +114,8 @@ def several_scales(view: View) -> Iterator[Hit]:
             yield quantizers[0], f"and {len(quantizers) - 1} more quantize '{tensor}'"
 
 
-@rule(
+@slow(
     "TRT039",
-    "slow",
     "A pair right before the Transpose that leads to a MatMul",
     cure="move the pair behind the Transpose, next to the MatMul",
     source=f"{ISSUE} 1604: int8 always slower than float16 on such models",
@@ -137,9 +131,8 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
             yield node, f"leads to '{products[0]}'"
 
 
-@rule(
+@slow(
     "TRT042",
-    "slow",
     "Operators that are not quantized run in float32: TensorRT uses the model's types unchanged",
     cure="convert the model to float16 before it is quantized, and compare with a float16 model",
     source=f"NVIDIA, migration from 10.x to 11.x; {MODEL_OPTIMIZER} issues 80 and 167 (131 ms for 66)",
@@ -151,9 +144,8 @@ def float32_between(view: View) -> Iterator[Hit]:
         yield None, f"{floats} of {len(view.dequantizers)} dequantized tensors are float32"
 
 
-@rule(
+@note(
     "TRT043",
-    "note",
     "An attention is quantized in part: it may not become one fused kernel",
     cure="quantize Q, K, V and the Softmax behind, or none of them",
     source="inferred from the patterns that Model-Optimizer and Myelin's logs show; not confirmed by a document",
@@ -176,9 +168,8 @@ def attentions_in_part(view: View, *, with_result: bool) -> Iterator[Hit]:
             yield attention.softmax, f"the result of '{after.name}' is not quantized"
 
 
-@rule(
+@note(
     "TRT044",
-    "note",
     "An operator that runs in float in any case reads a dequantized tensor",
     cure="nothing, if other nodes read the pair before it too; else remove the pair",
     source="recorded engines: LayerNormalization, Softmax and GELU run inside float kernels",
@@ -195,9 +186,8 @@ def float_only(view: View) -> Iterator[Hit]:
             yield node, f"is a {node.op_type}"
 
 
-@rule(
+@note(
     "TRT045",
-    "note",
     "Weights have one scale a tensor",
     cure="quantize weights per channel: it costs no time and has a smaller error",
     source=GUIDE,
@@ -210,9 +200,8 @@ def one_scale_a_weight(view: View) -> Iterator[Hit]:
             yield node, f"has one scale for {made} channels"
 
 
-@rule(
+@slow(
     "TRT047",
-    "slow",
     "A pair directly follows another one of a different scale: a kernel that does nothing else",
     cure="leave one of the two out",
     source=f"{GUIDE}: conversions are done as the graph says",
@@ -225,9 +214,8 @@ def pairs_in_a_row(view: View) -> Iterator[Hit]:
             yield node, f"quantizes the output of '{before.name}' again"
 
 
-@rule(
+@slow(
     "TRT048",
-    "slow",
     "A GlobalAveragePool behind quantized convolutions reads float",
     cure="put a pair on its input",
     source="recorded: 0.546 to 0.500 ms on ResNet-18, and one conversion less",
@@ -245,9 +233,8 @@ _ACTIVATIONS = frozenset(
 _SAME_PRECISION = frozenset({"AveragePool", "Gelu", "MaxPool"})
 
 
-@rule(
+@slow(
     "TRT031",
-    "slow",
     "A pair between a convolution and its residual Add keeps the two from one kernel",
     cure="quantize the skip side of the Add only",
     source=f"{GUIDE}; {ISSUE}s 1992 and 3270; recorded 0.883 to 0.546 ms with the pair on the skip side",
@@ -263,9 +250,8 @@ def pair_on_the_weighted_side(view: View) -> Iterator[Hit]:
             yield node, f"adds the result of '{convs[0]}' quantized"
 
 
-@rule(
+@slow(
     "TRT032",
-    "slow",
     "A residual Add of quantized convolutions gets its skip side in float",
     cure="put a pair on the skip side of the Add, so that the fused kernel can give integers",
     source=f"{GUIDE}; {ISSUE}s 1144 and 1992",
@@ -280,9 +266,8 @@ def float_skip(view: View) -> Iterator[Hit]:
             yield node, "adds two float tensors and is quantized behind"
 
 
-@rule(
+@slow(
     "TRT054",
-    "slow",
     "Only the convolution's side of a residual Add is quantized",
     cure="move the pair to the skip side: between convolution and Add it keeps the two from one kernel",
     source=f"{GUIDE}; {ISSUE}s 1992 and 3270",
@@ -304,9 +289,8 @@ def _residual_adds(view: View) -> Iterator[Node]:
             yield node
 
 
-@rule(
+@slow(
     "TRT033",
-    "slow",
     "A pair between Pad and Conv keeps the two from one kernel",
     cure="move the pair before the Pad",
     source=f"{ISSUE} 2592 (28 to 21 ms)",
@@ -319,9 +303,8 @@ def pair_behind_pad(view: View) -> Iterator[Hit]:
             yield node, f"is quantized before '{convs[0]}'"
 
 
-@rule(
+@slow(
     "TRT036",
-    "slow",
     "A quantized convolution leads to a LayerNormalization in float",
     cure="put a pair on the data input of the LayerNormalization, so that the convolution gives integers",
     source=f"{MODEL_OPTIMIZER} pull request 1117 (ConvNeXt)",
@@ -338,9 +321,8 @@ def _float_from_convolution(view: View, op_type: str, through: Collection[str]) 
             yield node, f"reads float from '{maker.name}'"
 
 
-@rule(
+@slow(
     "TRT046",
-    "slow",
     "A pair between a convolution and the activation or normalization that its kernel computes",
     cure="move the pair behind them",
     source=f"{GUIDE}: Conv, BatchNormalization, Relu and Q are one kernel, and so are Conv, Sigmoid and Mul",
@@ -371,9 +353,8 @@ def _behind_pair(view: View, tensor: str) -> list[Node]:
     return [reader for dq in made for reader in view.readers(dq.outputs[0])]
 
 
-@rule(
+@slow(
     "TRT049",
-    "slow",
     "A quantized convolution and the GELU or pooling behind it differ in precision: two kernels",
     cure="put a pair behind the GELU or pooling too, or leave the convolution in float",
     source=f"{FUSIONS}: Conv with GELU, and Conv with pooling, need the same precision in and out",
@@ -389,9 +370,8 @@ def precision_behind_convolution(view: View) -> Iterator[Hit]:
                 yield node, f"leads to '{readers[0].name}', which gives float"
 
 
-@rule(
+@note(
     "TRT050",
-    "note",
     "Of a depthwise convolution and the pointwise one behind it only one is quantized",
     cure="quantize both, so that they may become one kernel, or neither",
     source=f"{FUSIONS}: depthwise separable convolutions fuse where both are int8",
@@ -416,9 +396,8 @@ def _is_depthwise(view: View, node: Node) -> bool:
     return group != 1 and channels is not None and channels[0] == 1
 
 
-@rule(
+@note(
     "TRT051",
-    "note",
     "A residual Add broadcasts: it stays a kernel of its own",
     cure="nothing, where the model needs it; else add tensors of one shape, or leave the Add in float",
     source=f"{FUSIONS}: no broadcasting in a fused sum, save over the batch",
@@ -435,9 +414,8 @@ def broadcasting_sum(view: View) -> Iterator[Hit]:
             yield node, f"adds {list(one)} and {list(other)}"
 
 
-@rule(
+@note(
     "TRT052",
-    "note",
     "A quantized depthwise convolution does not fuse with the Sigmoid behind it",
     cure="measure it in float too: exclude it in patterns.nodes",
     source=f"{ISSUE} 3205: depthwise kernels take no general pointwise operators in",

@@ -35,15 +35,6 @@ class cudaStreamCaptureMode(enum.IntEnum):
     cudaStreamCaptureModeThreadLocal = 1
 
 
-class cudaDeviceAttr(enum.IntEnum):
-    cudaDevAttrComputeMode = 20
-
-
-class cudaComputeMode(enum.IntEnum):
-    cudaComputeModeDefault = 0
-    cudaComputeModeExclusiveProcess = 3
-
-
 BYTES_PER_MS = 25e6  # transfer rate of the bus
 Answer = tuple[Any, ...]
 OK = cudaError_t.cudaSuccess
@@ -81,12 +72,6 @@ def _gpus() -> list[SimpleNamespace]:
         SimpleNamespace(name=name, major=major, minor=minor, totalGlobalMem=MEMORY_BYTES)
         for name, major, minor in kinds[: 2 if fault("two-gpus") else 1]
     ]
-
-
-def cudaDeviceGetAttribute(attr: cudaDeviceAttr, device: int) -> Answer:
-    assert attr is cudaDeviceAttr.cudaDevAttrComputeMode
-    modes = cudaComputeMode.cudaComputeModeDefault, cudaComputeMode.cudaComputeModeExclusiveProcess
-    return OK, int(modes[fault("exclusive-process")])
 
 
 def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:
