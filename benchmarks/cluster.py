@@ -25,8 +25,7 @@ import onnx
 
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.address import Address
-from qdqspec.app.cluster.client import Cluster
-from qdqspec.app.cluster.session import ClusterSession
+from qdqspec.app.cluster.client import Cluster, ClusterSession
 from qdqspec.app.session import Session
 from qdqspec.types import Case, TuneRules
 

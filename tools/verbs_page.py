@@ -20,8 +20,8 @@ import onnx
 from qdqspec._core.config import Settings
 from qdqspec._core.records import to_data
 from qdqspec.app.cli import machine, main
-from qdqspec.app.cli.output import IMPOSSIBLE
-from qdqspec.app.cluster.worker import WorkerInfo, announce
+from qdqspec.app.cli.command import IMPOSSIBLE
+from qdqspec.app.cluster.worker import ANNOUNCED, WorkerInfo, announce
 
 _MODELS = Path(__file__).parents[1] / "specs" / "models"
 _FAKE = ("--backend", "fake")
@@ -133,8 +133,7 @@ def _cluster() -> Iterator[tuple[Sequence[str], Any]]:
         machine.answer_started(Namespace(json=True), _ADDRESS)  # otherwise a running scheduler is needed
     yield ("cluster", "start"), json.loads(out.getvalue())
     announcement = announce(Settings(backend="fake"), ("fake",))
-    worker = WorkerInfo(address=_ADDRESS, announcement=announcement, free_bytes=0, silent_seconds=0.0)
-    rows = [machine.worker_row(worker)]
+    rows = [to_data(WorkerInfo.of(_ADDRESS, {ANNOUNCED: to_data(announcement)}, 0.0))]
     yield ("cluster", "list", "ADDRESS"), {"address": _ADDRESS, "workers": rows}
     yield ("worker", "ADDRESS"), to_data(announcement)
 

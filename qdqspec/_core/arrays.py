@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -92,7 +91,7 @@ class FrameStream:
                     "engine",
                     cure="feed numeric tensors, or cut the text part off the model",
                 )
-        shapes = [[name, _name(array.dtype), array.shape] for name, array in arrays.items()]
+        shapes = [[name, array.dtype.name, array.shape] for name, array in arrays.items()]
         text = json.dumps({**header, "arrays": shapes}).encode()
         self._socket.settimeout(timeout)
         try:
@@ -151,9 +150,3 @@ def is_transferable(value: object) -> bool:
         return False
     kind, module = value.dtype.kind, value.dtype.type.__module__
     return kind in "biufc" or (kind == "V" and module == "ml_dtypes")
-
-
-@cache
-def _name(dtype: np.dtype[np.generic]) -> str:
-    """The name of a dtype in a frame: ``float32``, ``bfloat16``. Numpy composes it anew at each access."""
-    return dtype.name

@@ -11,24 +11,27 @@ import itertools
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from qdqspec._core.files import create_file, replace_file
 from qdqspec._core.hooks import declared
 from qdqspec._core.options import (
     BACKEND,
     BACKEND_OPTION,
+    ENVIRONMENT_PREFIX,
+    NATIVE_CODE,
     PATH,
     SWITCH,
     TEXT,
     TIME,
-    ValueType,
+    Option,
     check_option,
     one_of,
+    option,
     options_of,
     whole,
 )
@@ -40,52 +43,8 @@ Mode = Literal["run", "measure", "verify", "plan"]
 BaselinePolicy = Literal["require", "warn", "off"]
 Update = Literal["new", "changed", "all"]
 
-ENVIRONMENT_PREFIX = "QDQSPEC_"
-# Why no file or variable may set an option: they may come with a repository.
-NATIVE_CODE = "native code is loaded only where the command line permits it"
+# Why no file or variable may set the option.
 REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option: ``type`` reads its values.
-
-    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``. ``sets`` is the option of a backend,
-    ``BACKEND.WORD``, that the value is given to: `Settings` has it in ``backend_option``. ``command_line`` is why
-    only the command line sets it, empty if files and variables may.
-    """
-
-    name: str  # with dashes
-    type: ValueType
-    help: str
-    metavar: str = ""
-    kind: Literal["one", "many", "switch"] = "one"
-    sets: str = ""
-    command_line: str = ""
-
-    @property
-    def key(self) -> str:
-        """The field of `Settings`, and the key in TOML."""
-        return self.name.replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return ENVIRONMENT_PREFIX + self.key.upper()
-
-
-def _option(
-    default: Any, type_: ValueType, metavar: str, text: str, command_line: str = "", *, shown: str = ""
-) -> Any:
-    """A field of `Settings` that is an option; it is repeatable if the default is a tuple.
-
-    The help ends with the default, ``shown`` in place of the value if given.
-    """
-    kind = "many" if isinstance(default, tuple) else "switch" if type_ is SWITCH else "one"
-    shown = shown or ("" if kind != "one" or default is None else str(default))
-    text = f"{text.removesuffix('.')} (default: {shown})." if shown else text
-    words = {"type": type_, "metavar": metavar, "help": text, "kind": kind, "command_line": command_line}
-    return field(default=default, metadata=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,107 +56,106 @@ class Settings:
     """
 
     root: Path = field(default_factory=Path.cwd)
-    backend: str = _option(DEFAULT_BACKEND, BACKEND, "NAME", "Inference backend.")
-    mode: Mode = _option(
-        "run",
+    backend: str = option(BACKEND, "Inference backend.", DEFAULT_BACKEND, metavar="NAME")
+    mode: Mode = option(
         one_of(*get_args(Mode)),
-        "MODE",
         "run: use the cached winner, or tune if there is none; measure: time the known winner again; "
         "verify: only checks that need no timing; plan: report the size and cost of the search, build nothing.",
+        "run",
+        metavar="MODE",
     )
-    cache_dir: Path = _option(
-        Path(".qdqspec/cache"), PATH, "DIR", "Folder of the cache of finished searches."
+    cache_dir: Path = option(
+        PATH, "Folder of the cache of finished searches.", Path(".qdqspec/cache"), metavar="DIR"
     )
-    no_cache: bool = _option(False, SWITCH, "", "Neither read nor write the cache.")
-    retune: bool = _option(False, SWITCH, "", "Search again although a winner is cached, and replace it.")
-    seed: int = _option(0, whole(0), "N", "Seed of search and random inputs.")
-    threads: int = _option(1, whole(1), "N", "Number of threads for inference.")
-    jobs: int = _option(
-        1,
+    no_cache: bool = option(SWITCH, "Neither read nor write the cache.", False)
+    retune: bool = option(SWITCH, "Search again although a winner is cached, and replace it.", False)
+    seed: int = option(whole(0), "Seed of search and random inputs.", 0, metavar="N")
+    threads: int = option(whole(1), "Number of threads for inference.", 1, metavar="N")
+    jobs: int = option(
         whole(1),
-        "N",
         "Run up to N builds in parallel while no measurement is pending; only on backends that time no "
         "kernels during a build.",
+        1,
+        metavar="N",
     )
-    device: int = _option(
-        0, whole(0), "N", "Index of the GPU in CUDA's numbering, for backends that use a GPU."
+    device: int = option(
+        whole(0), "Index of the GPU in CUDA's numbering, for backends that use a GPU.", 0, metavar="N"
     )
-    time_limit: float | None = _option(
-        None,
+    time_limit: float | None = option(
         TIME,
-        "TIME",
         "Time limit of the whole run, such as 20m. Checks that are not decided by then are inconclusive.",
+        metavar="TIME",
     )
-    build_limit: float | None = _option(
-        None,
+    build_limit: float | None = option(
         TIME,
-        "TIME",
         "Time limit of each build, such as 30m. A build that takes longer is a failed trial.",
+        metavar="TIME",
         shown="10m",
     )
-    require: tuple[str, ...] = _option(
-        (),
+    require: tuple[str, ...] = option(
         one_of("device", "conclusive"),
-        "WHAT",
         "device: a check fails if its backend is missing; conclusive: a check fails if its measurement is "
         "inconclusive. Both are skips otherwise. Repeatable.",
+        (),
+        metavar="WHAT",
     )
-    scheme: str | None = _option(
-        None, TEXT, "DIGEST", "Evaluate the checks on this known placement, without a search."
+    scheme: str | None = option(
+        TEXT, "Evaluate the checks on this known placement, without a search.", metavar="DIGEST"
     )
-    output: Path = _option(Path("reports"), PATH, "DIR", "Folder of models and results.")
-    report: tuple[Path, ...] = _option(
-        (), PATH, "PATH", "Write a report; the suffix selects the format. Repeatable."
+    output: Path = option(PATH, "Folder of models and results.", Path("reports"), metavar="DIR")
+    report: tuple[Path, ...] = option(
+        PATH, "Write a report; the suffix selects the format. Repeatable.", (), metavar="PATH"
     )
-    json: Path | None = _option(None, PATH, "PATH", "Write the run record as JSON.")
-    allow_path: tuple[Path, ...] = _option(
-        (), PATH, "DIR", "A folder outside the root, whose files specs may name. Repeatable."
+    json: Path | None = option(PATH, "Write the run record as JSON.", metavar="PATH")
+    allow_path: tuple[Path, ...] = option(
+        PATH, "A folder outside the root, whose files specs may name. Repeatable.", (), metavar="DIR"
     )
-    baseline: BaselinePolicy = _option(
-        "warn",
+    baseline: BaselinePolicy = option(
         one_of(*get_args(BaselinePolicy)),
-        "POLICY",
         "Regression checks without a baseline. require: they fail; warn: they are skipped. off: no "
         "comparison with baselines.",
+        "warn",
+        metavar="POLICY",
         shown="require in CI, warn elsewhere",
     )
-    update: Update | None = _option(
-        None,
+    update: Update | None = option(
         one_of(*get_args(Update)),
-        "WHICH",
         "Write baselines. new: missing ones; changed: also those that no longer match; all: those of all "
         "selected checks. Commit them.",
+        metavar="WHICH",
     )
-    backend_option: tuple[str, ...] = _option(
-        (),
+    backend_option: tuple[str, ...] = option(
         BACKEND_OPTION,
-        "BACKEND.WORD=VALUE",
         "Set an option of a backend for builds and measurements; doctor lists the options. Repeatable.",
-    )
-    plugin: tuple[Path, ...] = _option(
         (),
+        metavar="BACKEND.WORD=VALUE",
+    )
+    plugin: tuple[Path, ...] = option(
         PATH,
-        "LIB.so",
         "A library of custom operators or plugins of the backend. On the command line only. Repeatable.",
-        NATIVE_CODE,
+        (),
+        metavar="LIB.so",
+        command_line=NATIVE_CODE,
     )
-    cluster: str | None = _option(
-        None,
+    cluster: str | None = option(
         TEXT,
-        "ADDRESS",
         "Run each case on a worker of the scheduler at this address, such as tls://10.0.0.5:8786.",
-        REMOTE_CODE,
+        metavar="ADDRESS",
+        command_line=REMOTE_CODE,
     )
-    cluster_device: str | None = _option(
-        None,
+    cluster_device: str | None = option(
         TEXT,
-        "KEY",
         "Device key of the workers to use, if they have several for the backend; qdqspec cluster list shows them.",
+        metavar="KEY",
     )
-    cluster_tls: Path = _option(
-        Path(".qdqspec/cluster"), PATH, "DIR", "Certificates of the cluster.", REMOTE_CODE
+    cluster_tls: Path = option(
+        PATH,
+        "Certificates of the cluster.",
+        Path(".qdqspec/cluster"),
+        metavar="DIR",
+        command_line=REMOTE_CODE,
     )
-    update_in_ci: bool = _option(False, SWITCH, "", "Allow --qdq-update in CI.")
+    update_in_ci: bool = option(SWITCH, "Allow --qdq-update in CI.", False)
     layout: Literal["spec/case", "case", ""] = "spec/case"
     in_ci: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -224,25 +182,28 @@ class Settings:
         ]
 
 
-OPTIONS: tuple[Option, ...] = (
-    *(
-        Option(name=each.name.replace("_", "-"), **each.metadata)
-        for each in fields(Settings)
-        if each.metadata
-    ),
-    *(
-        Option(
-            name=f"{backend}-{word}",
-            sets=f"{backend}.{word}",
-            type=TEXT,
-            metavar=word.upper(),
-            help=f"{text} On the command line only.",
-            command_line=NATIVE_CODE,
-        )
-        for backend, words in declared("command_line", built_in=True).items()
-        for word, text in words.items()
-    ),
-)
+def _own_options() -> Iterator[Option]:
+    """The options of `Settings`, with the default in the help; then those of backends with an option of their own."""
+    for each in fields(Settings):
+        if each.metadata:
+            found = Option(name=each.name.replace("_", "-"), key=each.name, **each.metadata)
+            with_default = f"{found.help.removesuffix('.')} (default: {found.shown})."
+            has_default = found.kind == "one" and bool(found.shown)
+            yield replace(found, help=with_default) if has_default else found
+    for backend, words in declared("command_line", built_in=True).items():
+        for word, text in words.items():
+            yield Option(
+                name=f"{backend}-{word}",
+                key=f"{backend}_{word}".replace("-", "_"),
+                sets=f"{backend}.{word}",
+                type=TEXT,
+                metavar=word.upper(),
+                help=f"{text} On the command line only.",
+                command_line=NATIVE_CODE,
+            )
+
+
+OPTIONS = tuple(_own_options())
 BY_KEY = {option.key: option for option in OPTIONS}
 # How the backend builds, for each command that builds.
 BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS if option.sets))
@@ -250,32 +211,23 @@ BUILD_OPTIONS = ("backend-option", "plugin", *(option.name for option in OPTIONS
 
 def add_options(add: Callable[..., Any], *, prefix: str, only: Iterable[str] | None = None) -> None:
     """Add the options to a parser through its ``add_argument`` or ``addoption``; ``dest`` is ``qdq_<key>``."""
-    for option in OPTIONS:
-        if only is not None and option.name not in only:
+    for each in OPTIONS:
+        if only is not None and each.name not in only:
             continue
-        words: dict[str, Any] = {"dest": f"qdq_{option.key}", "default": None, "help": option.help}
-        if option.kind == "switch":
+        words: dict[str, Any] = {"dest": f"qdq_{each.key}", "default": None, "help": each.help}
+        if each.kind == "switch":
             words["action"] = "store_true"
         else:
-            words["metavar"] = option.metavar
-            if option.kind == "many":
+            words["metavar"] = each.metavar
+            if each.kind == "many":
                 words["action"] = "append"
-        add(f"{prefix}{option.name}", **words)
+        add(f"{prefix}{each.name}", **words)
 
 
 def flags_given(values: Mapping[str, object]) -> dict[str, object]:
     """The options given on a command line, by key, from a namespace's values."""
     given = {option.key: values.get(f"qdq_{option.key}") for option in OPTIONS}
     return {key: value for key, value in given.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One value with its origin, as ``qdqspec config`` shows it."""
-
-    name: str
-    value: object
-    origin: str
 
 
 def load_settings(
@@ -295,37 +247,42 @@ def load_settings(
     """
     home = find_root(root)  # a folder with a pytest.ini of its own is a root without the project's file
     here, environ = cwd or Path.cwd(), os.environ if environ is None else environ
+    command_line = [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()]
+    addopts = [
+        (key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()
+    ]
     layers = (
-        _from_file(home / "pyproject.toml"),
-        _from_environment(environ),
-        [(key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()],
-        [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()],
+        (_from_file(home / "pyproject.toml"), home),
+        (_from_environment(environ), here),
+        (addopts, here),
+        (command_line, here),
     )
-    for key, _, origin in (entry for layer in layers[:-1] for entry in layer):
-        if why := BY_KEY[key].command_line:
-            cure = f"give {prefix}{BY_KEY[key].name} on the command line"
-            raise ConfigError(f"{origin}: {why}", cure=cure)
-    found: dict[str, Setting] = {}
-    for number, (layer, base) in enumerate(zip(layers, (home, here, here, here), strict=True)):
+    found: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer, base in layers:
+        is_typed = layer is command_line
         for key, value, origin in layer:
-            found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
+            if BY_KEY[key].command_line and not is_typed:
+                cure = f"give {prefix}{BY_KEY[key].name} on the command line"
+                raise ConfigError(f"{origin}: {BY_KEY[key].command_line}", cure=cure)
+            found[key], origins[key] = _parsed(BY_KEY[key], value, origin, base), origin
             if key == "backend_option":  # this imports the named backends
-                for text in cast("tuple[str, ...]", found[key].value):
-                    check_option(text, origin, command_line=number == len(layers) - 1, prefix=prefix)
+                for text in found[key]:
+                    check_option(text, origin, command_line=is_typed, prefix=prefix)
     in_ci = environ.get("CI", "").lower() not in ("", "false")
     if in_ci:
-        if "update" in found and not ("update_in_ci" in found and found["update_in_ci"].value is True):
+        if "update" in found and not found.get("update_in_ci"):
             raise ConfigError(  # a baseline written there would accept any regression
-                f"{found['update'].origin}: baselines are not written in CI (the variable CI is set)",
+                f"{origins['update']}: baselines are not written in CI (the variable CI is set)",
                 cure="write them on the same kind of machine and commit them, or add --qdq-update-in-ci",
             )
-        found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
-    given: dict[str, Any] = {key: found[key].value for key in found if not BY_KEY[key].sets}
-    own = (f"{BY_KEY[key].sets}={found[key].value}" for key in found if BY_KEY[key].sets)
+        if "baseline" not in found:
+            found["baseline"], origins["baseline"] = "require", "CI"
+    given: dict[str, Any] = {key: found[key] for key in found if not BY_KEY[key].sets}
+    own = (f"{BY_KEY[key].sets}={found[key]}" for key in found if BY_KEY[key].sets)
     given["backend_option"] = (*given.get("backend_option", ()), *own)
-    origins = {key: setting.origin for key, setting in found.items()}
     settings = Settings(root=root, in_ci=in_ci, origins=origins, **given)
-    if settings.plugin and "plugins" not in (option.word for option in options_of(settings.backend).options):
+    if settings.plugin and "plugins" not in (each.name for each in options_of(settings.backend).options):
         what = f"{origins['plugin']}: backend {settings.backend} loads no plugin libraries"
         raise ConfigError(what, cure="leave it out")
     return settings
@@ -350,16 +307,11 @@ def read_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def list_settings(settings: Settings) -> tuple[Setting, ...]:
-    """Each option with its value and origin, in the order of the table."""
-    return tuple(
-        Setting(
-            name=option.name,
-            value=settings.extra.get(option.sets, "") if option.sets else getattr(settings, option.key),
-            origin=settings.origins.get(option.key, "default"),
-        )
-        for option in OPTIONS
-    )
+def list_settings(settings: Settings) -> Iterator[tuple[str, object, str]]:
+    """The name, value and origin of each option, in the order of the table."""
+    for each in OPTIONS:
+        value = settings.extra.get(each.sets, "") if each.sets else getattr(settings, each.key)
+        yield each.name, value, settings.origins.get(each.key, "default")
 
 
 def find_root(start: Path) -> Path:

@@ -1,12 +1,8 @@
 """Files that are written completely or not at all, and temporary folders that are removed even after a killed run.
 
 A file is written under a temporary name in the same folder and then renamed, so that no process, and no run
-after a kill, reads an incomplete file. A kill leaves a hidden file ``.qdqspec-*.part``, which the next writer
-in that folder removes.
-
-All temporary folders of a user are in one folder, each beside a lock file that its process holds. The system releases
-the lock when the process ends, in any way; the next run that needs a folder removes those that are not
-locked. No clock is used.
+after a kill, reads an incomplete file. A kill leaves a hidden folder ``.qdqspec-*.part``, named after its process,
+which the next writer in that folder removes. The temporary folders of a user are such folders in a shared one.
 """
 
 from __future__ import annotations
@@ -22,12 +18,9 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from qdqspec.errors import OutputError
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 RESULT = "result.json"  # of a case; written last: if it exists, the files beside it are complete
 
@@ -54,13 +47,13 @@ def write_whole(
 
 def replace_file(path: Path, content: bytes | str) -> None:
     """Replace a file as `write_whole` does, but raise ``OSError``."""
-    with partial_folder(path.parent) as folder:
+    with PartialFolder(path.parent) as folder:
         _written(folder / "whole", content).replace(path)
 
 
 def create_file(path: Path, content: bytes | str) -> None:
     """Create a file as `replace_file` does. Raises ``FileExistsError`` if it exists."""
-    with partial_folder(path.parent) as folder:
+    with PartialFolder(path.parent) as folder:
         beside = _written(folder / "whole", content)
         try:
             os.link(beside, path)  # unlike a rename, a link never replaces
@@ -81,20 +74,36 @@ def _written(path: Path, content: bytes | str) -> Path:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file of any size so that the target is either complete or unchanged. Raises ``OSError``."""
-    with partial_folder(target.parent) as folder:
+    with PartialFolder(target.parent) as folder:
         shutil.copyfile(source, folder / "whole").replace(target)
 
 
-@contextmanager
-def partial_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder on the disk of ``parent``, removed afterwards, as those of killed runs are before."""
-    remove_partial(parent)
-    name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
-    folder = Path(tempfile.mkdtemp(prefix=name, suffix=_SUFFIX, dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+class PartialFolder:
+    """A hidden folder in ``parent``, removed when closed or collected, as those of killed runs are before.
+
+    Raises ``OSError``.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        remove_partial(parent)
+        name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
+        self.path = Path(tempfile.mkdtemp(prefix=name, suffix=_SUFFIX, dir=parent))
+        self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TemporaryFolder(PartialFolder):
+    """A folder of this process among a user's temporary files. Raises `OutputError`."""
+
+    def __init__(self) -> None:
+        home = shared_folder("runs")
+        with explained("the temporary folder", home, _CURE):
+            super().__init__(home)
 
 
 def remove_partial(folder: Path) -> None:
@@ -160,9 +169,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ---- temporary folders ---------------------------------------------------------------------------
-
-
 class Closing:
     """A base for classes with a method ``close``, which releases their resources: ``with`` calls it."""
 
@@ -179,36 +185,6 @@ class Closing:
         self.close()
 
 
-class TemporaryFolder:
-    """A folder of this process, removed when closed or collected, or by the next run. Raises `OutputError`."""
-
-    def __init__(self) -> None:
-        from filelock import FileLock, Timeout
-
-        home = shared_folder("runs")
-        self.path = home / os.urandom(8).hex()
-        with explained("the temporary folder", home, _CURE):
-            for found in home.glob("*.lock"):  # of runs that were killed
-                abandoned = FileLock(found, thread_local=False)
-                with suppress(Timeout, OSError):
-                    abandoned.acquire(timeout=0)
-                    _remove(found.with_suffix(""), abandoned)
-            lock = FileLock(self.path.with_suffix(".lock"), thread_local=False)
-            lock.acquire()  # before the folder exists, so that no process finds it abandoned
-            self._close = weakref.finalize(self, _remove, self.path, lock)
-            self.path.mkdir(mode=0o700)
-
-    def close(self) -> None:
-        """Remove the folder with its content. May be called twice."""
-        self._close()
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def shared_folder(name: str) -> Path:
     """A folder that all processes of this user share, such as one for locks. Raises `OutputError`."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
@@ -220,10 +196,3 @@ def shared_folder(name: str) -> Path:
             raise PermissionError("its folder belongs to another user")
         (own / name).mkdir(exist_ok=True)
     return own / name
-
-
-def _remove(path: Path, lock: FileLock) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # while the lock is held, so that it cannot be a new folder's
-        Path(lock.lock_file).unlink()
-    lock.release()

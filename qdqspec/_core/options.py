@@ -7,7 +7,6 @@ native code must not, because a file may come with a repository.
 
 from __future__ import annotations
 
-import keyword
 import math
 import os
 import re
@@ -15,7 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from qdqspec._core.registry import did_you_mean, names, resolve
 from qdqspec.errors import ConfigError
@@ -132,27 +131,41 @@ BACKEND = ValueType(expects="an installed backend", read=lambda value: one_of(*n
 BACKEND_OPTION = ValueType(expects="BACKEND.WORD=VALUE", read=_backend_option)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOption:
-    """One option of a backend.
+ENVIRONMENT_PREFIX = "QDQSPEC_"
+# Why no file or variable may set an option: they may come with a repository.
+NATIVE_CODE = "native code is loaded only where the command line permits it"
 
-    ``in_files`` allows it in files and environment variables; without it only the command line sets it.
-    ``default`` is text for people; ``flag`` is an option of the command line (without dashes) with the same
-    effect.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option, of qdqspec or of a backend, as the field ``key`` of a dataclass declares it.
+
+    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``. ``shown`` is the default in words.
+    ``command_line`` is why only the command line sets it, empty if files and variables may. ``flag`` is the option of
+    qdqspec (without dashes) that sets this one of a backend; ``sets`` is the option of a backend, ``BACKEND.WORD``,
+    that this one sets.
     """
 
-    word: str
+    name: str  # with dashes
+    key: str
     type: ValueType
-    in_files: bool
     help: str
-    default: str = ""
+    shown: str = ""
+    metavar: str = ""
+    kind: Literal["one", "many", "switch"] = "one"
+    command_line: str = ""
     flag: str = ""
+    sets: str = ""
 
     @property
-    def key(self) -> str:
-        """The word as a Python identifier."""
-        key = self.word.replace("-", "_")
-        return f"{key}_" if keyword.iskeyword(key) else key
+    def in_files(self) -> bool:
+        """Whether files and environment variables may set it."""
+        return not self.command_line
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of an option of qdqspec."""
+        return ENVIRONMENT_PREFIX + self.key.upper()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +177,7 @@ class BackendOptions:
     """
 
     backend: str
-    options: tuple[BackendOption, ...] = ()
+    options: tuple[Option, ...] = ()
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def read(self, extra: Mapping[str, str]) -> dict[str, Any]:
@@ -176,9 +189,9 @@ class BackendOptions:
                 found[self.option(word).key] = self.value(word, text)
         return found
 
-    def option(self, word: str) -> BackendOption:
+    def option(self, word: str) -> Option:
         """The option of that word. Raises `ConfigError` with the nearest one and all of them."""
-        known, name = {option.word: option for option in self.options}, f"{self.backend}.{word}"
+        known, name = {option.name: option for option in self.options}, f"{self.backend}.{word}"
         if word in known:
             return known[word]
         if word in self.refused:
@@ -214,15 +227,32 @@ def option(
     text: str,
     default: Any = None,
     *,
+    metavar: str = "",
     shown: str | None = None,
     in_files: bool = True,
+    command_line: str = "",
     flag: str = "",
 ) -> Any:
-    """A field of a dataclass of options that declares one; ``shown`` is the default in words, if its value is none."""
+    """A field of a dataclass of options that declares one; it is repeatable if the default is a tuple.
+
+    ``shown`` is the default in words, if its value is none. ``in_files=False`` is short for native code.
+    """
+    is_many = isinstance(default, tuple)
     if shown is None:
-        shown = ("on" if default else "off") if isinstance(default, bool) else str(default)
-    declared = {"type": type_, "help": text, "default": shown, "in_files": in_files, "flag": flag}
-    return field(default=default, metadata=declared)
+        shown = "" if default is None or is_many else str(default)
+        shown = {"True": "on", "False": "off"}.get(shown, shown)
+    return field(
+        default=default,
+        metadata={
+            "type": type_,
+            "help": text,
+            "shown": shown,
+            "metavar": metavar,
+            "kind": "many" if is_many else "switch" if type_ is SWITCH else "one",
+            "command_line": command_line or ("" if in_files else NATIVE_CODE),
+            "flag": flag,
+        },
+    )
 
 
 def plugin_libraries(text: str = "Plugin libraries.") -> Any:
@@ -239,7 +269,7 @@ def declare(
 ) -> DeclaredOptions[OptionsT]:
     """The options that the fields of a dataclass declare: ``_`` in a name is the ``separator`` in the word."""
     declared = tuple(
-        BackendOption(word=each.name.rstrip("_").replace("_", separator), **each.metadata)
+        Option(name=each.name.rstrip("_").replace("_", separator), key=each.name, **each.metadata)
         for each in fields(options)  # type: ignore[arg-type]  # a dataclass, which has no type of its own
     )
     return DeclaredOptions(backend=backend, options=declared, refused=refused or {}, values=options)

@@ -7,15 +7,13 @@ during a timed run would be measured too.
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from qdqspec._core.units import plain, seconds_text, wrapped
+from qdqspec._core.units import plain, seconds_text
 from qdqspec.types import Progress
 
 if TYPE_CHECKING:
@@ -94,6 +92,21 @@ class Display(Protocol):
         """Remove the display."""
 
 
+@contextmanager
+def shown_on(display: Display, session: Any) -> Iterator[None]:
+    """Show the progress of a session, which it gives to its attribute ``watch``, while the block runs."""
+    session.watch = display.update
+    try:
+        yield
+    finally:
+        session.watch = None
+        display.close()
+
+
+def _doing(progress: Progress) -> str:
+    return progress.waiting or progress.doing or progress.phase
+
+
 def _parts(progress: Progress, *, counts: bool = True) -> list[str]:
     """``12 of 60``, ``best 1.42x``, ``3 kept, 8 dropped, 1 no difference``, ``4 min left``: what is known of these."""
     parts = []
@@ -109,23 +122,23 @@ def _parts(progress: Progress, *, counts: bool = True) -> list[str]:
 
 def bar_texts(progress: Progress, width: int) -> tuple[str, str]:
     """The texts before and after the bar, at most ``width`` characters together: the case's name is cut first."""
-    doing, after = progress.doing or progress.phase, ", ".join(_parts(progress, counts=width >= 90))
+    after = ", ".join(_parts(progress, counts=width >= 90))
+    doing = plain(_doing(progress), width - len(after) - 9)
     return f"{plain(progress.case, max(width - len(doing) - len(after) - 1, 8))} {doing}", after
 
 
 def heartbeat_line(progress: Progress) -> str:
     """The line that a run without a terminal prints every minute, and the line of a wait or a step."""
-    doing, parts = progress.waiting or progress.doing or progress.phase, _parts(progress)
+    parts = _parts(progress)
     if progress.total:
         parts[0] = f"trial {parts[0]}"
-    return f"[qdqspec] {progress.case}: {', '.join([doing, *parts])}"
+    return f"[qdqspec] {progress.case}: {', '.join([_doing(progress), *parts])}"
 
 
 class Heartbeat:
     """Writes one line a minute, however many updates arrive, so that a long job shows progress.
 
-    The first step of a case is written at once, and so is a new wait; a later step outside the search if the last
-    line is some seconds old. A line that repeats the last one of its case is written once a minute.
+    The first step of a case and a new wait are written at once.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,14 +148,11 @@ class Heartbeat:
         self._lines: dict[str, str] = {}  # the last one by case
 
     def update(self, progress: Progress) -> None:
-        """Write the state if it is new enough, or the last line old enough."""
+        """Write the state if it is new, or the last line is a minute old."""
         line, before = heartbeat_line(progress), self._lines.get(progress.case)
-        is_step = bool(progress.doing) and not progress.total
-        if line != before and (progress.waiting or (is_step and before is None)):
-            pause = 0.0
-        else:
-            pause = 5.0 if is_step and line != before else HEARTBEAT_SECONDS
-        if self._clock() - self._last >= pause:
+        is_first_step = before is None and bool(progress.doing) and not progress.total
+        is_new_wait = bool(progress.waiting) and line != before
+        if is_first_step or is_new_wait or self._clock() - self._last >= HEARTBEAT_SECONDS:
             self._last, self._lines[progress.case] = self._clock(), line
             self._write(line)
 
@@ -167,21 +177,9 @@ class ProgressBar:
         self._file = file
         self._terminal = terminal
         self._drawn: RichProgress | None = None
-        self._wait = ""  # the last one that was written
 
     def update(self, progress: Progress) -> None:
-        """Draw the newest state; a wait is a separate line, which stays."""
-        if progress.waiting:
-            line = heartbeat_line(progress)
-            if line == self._wait:
-                return
-            self.close()
-            self._wait = line
-            with self._terminal():
-                file = self._file or sys.stdout
-                file.write(f"{wrapped(line, shutil.get_terminal_size().columns)}\n")
-                file.flush()
-            return
+        """Draw the newest state."""
         with self._terminal():
             if self._drawn is None:
                 from rich.console import Console

@@ -16,7 +16,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +36,8 @@ def to_data(value: object) -> Any:
     if kind in _AS_IS:
         return value
     if dataclasses.is_dataclass(kind):
-        return {name: to_data(getattr(value, name)) for name in _field_names(kind)}
+        named = (field.name for field in dataclasses.fields(kind) if field.init)
+        return {name: to_data(getattr(value, name)) for name in named}
     if isinstance(value, tuple | list):
         return [to_data(item) for item in value]
     if isinstance(value, set | frozenset):
@@ -47,11 +47,6 @@ def to_data(value: object) -> Any:
     if hasattr(kind, "model_dump"):  # a pydantic model
         return kind.model_dump(value, mode="json", by_alias=True)
     return str(value) if isinstance(value, Path) else value
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 def from_data(kind: type[_Record], data: object) -> _Record:

@@ -22,11 +22,11 @@ from typing import Any
 from filelock import FileLock
 
 from qdqspec._core.files import (
+    PartialFolder,
     TemporaryFolder,
     explained,
     file_digest,
     is_full,
-    partial_folder,
     remove_partial,
     replace_file,
     unwritable,
@@ -78,7 +78,7 @@ class Store:
         """
         try:
             root = self._elsewhere or self._made_folder()
-            with partial_folder(root) as partial:
+            with PartialFolder(root) as partial:
                 entry = partial / key  # with the rights of a new folder: other users may share the cache
                 entry.mkdir()
                 fill(entry)
@@ -130,7 +130,7 @@ class Store:
 
     def export(self, archive: Path) -> int:
         """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
-        with explained("the archive", archive), partial_folder(archive.parent) as folder:
+        with explained("the archive", archive), PartialFolder(archive.parent) as folder:
             copies = folder / "entries"
             copies.mkdir()
             for entry in self._entries():
@@ -149,7 +149,7 @@ class Store:
         if not archive.is_file():
             raise StateError("there is no such archive", where=archive, cure="check the path")
         try:
-            with partial_folder(self._made_folder()) as partial:
+            with PartialFolder(self._made_folder()) as partial:
                 with zipfile.ZipFile(archive) as file:
                     file.extractall(partial)  # whatever its names are, inside of this folder
                 entries = sorted(partial.iterdir())
@@ -205,7 +205,7 @@ def _move_in(partial: Path, entry: Path) -> Path:
 def _remove(entry: Path) -> None:
     """Remove an entry, if it exists, in one step as other runs see it: renamed first. Errors are ignored."""
     if entry.is_dir():
-        with suppress(OSError), partial_folder(entry.parent) as folder:
+        with suppress(OSError), PartialFolder(entry.parent) as folder:
             entry.rename(folder / entry.name)
 
 

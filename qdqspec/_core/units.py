@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import signal
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
@@ -223,15 +222,3 @@ def without_passwords(text: str) -> str:
         return f"{scheme}://{user}:***@{host}" if at else match[0]
 
     return re.sub(r"\S+", masked, text)
-
-
-def wrapped(text: str, width: int | None) -> str:
-    """The lines of the text broken between words, if they are longer than ``width``."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        if width is not None and len(line) > width:
-            indent = " " * (len(line) - len(line.lstrip()) + 2)
-            lines[number] = textwrap.fill(
-                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-            )
-    return "\n".join(lines)

@@ -5,14 +5,15 @@ Finding opens YAML only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec._core.config import Settings
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError, QdqspecError, SpecError
-from qdqspec.types import Case
+from qdqspec.types import Case, Data, DataSource
 
 if TYPE_CHECKING:
     from qdqspec.app.session import Session
@@ -98,3 +99,28 @@ def judge_case(session: Session, case: Case) -> dict[str, QdqspecError]:
     if not case.checks:
         session.evidence(case, frozenset({"latency", "parity"}))
     return errors
+
+
+def with_paths(case: Case, path: Callable[[Path | None], Path | None]) -> Case:
+    """The case with all paths as ``path`` returns them, also those of its data."""
+
+    def data(source: DataSource | None) -> DataSource | None:
+        if not isinstance(source, Data):
+            return path(source)
+        return replace(source, path=path(source.path), labels=path(source.labels))
+
+    model = path(case.model)
+    assert model is not None
+    return replace(
+        case,
+        model=model,
+        spec=path(case.spec),
+        inputs=replace(
+            case.inputs,
+            calibration=data(case.inputs.calibration),
+            scales=path(case.inputs.scales),
+            evaluation=data(case.inputs.evaluation),
+        ),
+        regions=replace(case.regions, graph=path(case.regions.graph)),
+        tune=replace(case.tune, start_from=tuple(filter(None, map(path, case.tune.start_from)))),
+    )

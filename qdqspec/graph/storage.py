@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.files import explained, partial_folder, unwritable, write_whole
+from qdqspec._core.files import PartialFolder, explained, unwritable, write_whole
 from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph.protos import copy_model, is_external, map_tensors, size_of, tensors
 
@@ -60,7 +60,7 @@ def save_model(
         names = {entry.value for entry in entries if entry.key == "location"}
         refuse_overwriting(data, (*inputs, *((base or Path()) / name for name in sorted(names))))
     _require_space(path)
-    with explained("the file", path), partial_folder(path.parent) as folder:
+    with explained("the file", path), PartialFolder(path.parent) as folder:
         if is_large:
             store = WeightStore(folder, base=base, file_name=data.name)
             model = map_tensors(

@@ -27,8 +27,6 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -131,26 +129,23 @@ class MetricLimits(BaseModel):
         return self
 
 
-_WORD = "|".join(get_args(Format))
+_FORMATS = get_args(Format)
+_WORD = "|".join(_FORMATS)
 _Joined: TypeAlias = Annotated[str, Field(pattern=rf"^({_WORD})(\+({_WORD}))+$")]
 _Listed: TypeAlias = Annotated[list[Format], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 
 
-def _joined(value: object, one: ValidatorFunctionWrapHandler) -> str:
+def _joined(value: object) -> str:
     """``[int8, int4]`` and ``int8+int4`` as the latter, which names and ids contain."""
-    if not isinstance(value, str | list | tuple) or not value:
-        return str(one(value))
-    words, wrong = [], []
-    for index, given in enumerate(value.split("+") if isinstance(value, str) else value):
-        try:
-            words.append(str(one(given)))
-        except ValidationError as error:
-            if isinstance(value, str):
-                raise
-            (details,) = error.errors(include_url=False)
-            kind, context = details["type"], details.get("ctx", {})
-            wrong.append(InitErrorDetails(type=kind, loc=(index,), input=given, ctx=context))
-    if wrong:  # each at its own index
+    is_list = isinstance(value, list | tuple) and bool(value)
+    words = [*value] if isinstance(value, list | tuple) else str(value).split("+")
+    expected = {"expected": " or ".join(map(repr, _FORMATS))}
+    wrong = [  # each of a list at its own index
+        InitErrorDetails(type="literal_error", loc=(index,) if is_list else (), input=word, ctx=expected)
+        for index, word in enumerate(words or [value])
+        if word not in _FORMATS
+    ]
+    if wrong:
         raise ValidationError.from_exception_data("formats", wrong)
     for word in words:
         if words.count(word) > 1:
@@ -159,7 +154,7 @@ def _joined(value: object, one: ValidatorFunctionWrapHandler) -> str:
 
 
 Formats: TypeAlias = Annotated[
-    Format, WrapValidator(_joined, json_schema_input_type=Format | _Joined | _Listed)
+    str, BeforeValidator(_joined, json_schema_input_type=Format | _Joined | _Listed)
 ]
 
 
@@ -175,13 +170,11 @@ _WILD = frozenset("*?[")
 class PathRules:
     """Base folder and restriction of paths.
 
-    They are relative to ``base``, and below one of ``roots`` if there are any. ``from_file`` is true if
-    problems are reported at their position in a file.
+    They are relative to ``base``, and below one of ``roots`` if there are any, as for a file.
     """
 
     base: Path
     roots: tuple[Path, ...] = ()
-    from_file: bool = False
 
     def path(self, text: str) -> Path:
         """The absolute path. Raises if it is invalid, or outside the roots after following links."""
@@ -234,7 +227,7 @@ def path_rules(path: Path, root: Path | None, allow: Sequence[Path]) -> PathRule
     """The restriction of a spec file: relative to its folder; inside the root, its own folder or ``allow``."""
     base = path.parent
     roots = (root or Path.cwd(), base, *allow)
-    return PathRules(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots), from_file=True)
+    return PathRules(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots))
 
 
 def _rules_of(info: ValidationInfo) -> PathRules:

@@ -19,7 +19,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.spec.fields import SpecPath, SpecSection
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.problems import Loc, error_without_file
-from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
+from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection, rules_of
 from qdqspec.types import (
     Case,
     ClockChoice,
@@ -212,15 +212,8 @@ def _make_case(data: dict[str, Any], asked: Mapping[str, Any], written: Callable
             f"{word}: a task metric is measured on evaluation data, and none is given",
             cure=f"add {written('evaluation')}: an .npz with the model's inputs and 'labels'",
         )
-    return Case(
-        id=bare.name,
-        model=bare.model,
-        inputs=replace(bare.inputs.rules(), batch=bare.batch),
-        patterns=bare.patterns.rules(),
-        regions=bare.regions.rules(),
-        quantize=bare.quantize.rules(),
-        tune=bare.tune.rules(),
-    )
+    case = Case(id=bare.name, model=bare.model, **rules_of(bare))
+    return replace(case, inputs=replace(case.inputs, batch=bare.batch))
 
 
 def _put(data: dict[str, Any], place: Sequence[str], value: object) -> None:

@@ -137,25 +137,15 @@ class InputsSection(SpecSection):
 
 Size: TypeAlias = Annotated[
     tuple[Count, Count],
-    BeforeValidator(
-        lambda value: (
-            (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
-        ),
-        json_schema_input_type=Count | tuple[Count, Count],
-    ),
+    Field(strict=False),
+    short_form(int, lambda side: (side, side), Count | tuple[Count, Count]),
 ]
-
-
-def _channels(value: object) -> object:
-    """One number is short for a list of it, which is for all channels."""
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
+# One number is short for a list of it, which is for all channels.
 ChannelMeans: TypeAlias = Annotated[
-    tuple[float, ...], BeforeValidator(_channels, json_schema_input_type=float | tuple[float, ...])
+    Listed[float], short_form((int, float), lambda one: (one,), float | tuple[float, ...])
 ]
 ChannelDeviations: TypeAlias = Annotated[
-    tuple[Positive, ...], BeforeValidator(_channels, json_schema_input_type=Positive | tuple[Positive, ...])
+    Listed[Positive], short_form((int, float), lambda one: (one,), Positive | tuple[Positive, ...])
 ]
 _TRANSFORM = ("size", "resize", "scale", "mean", "std", "layout", "colors")
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     GetPydanticSchema,
     ValidationInfo,
@@ -23,7 +22,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 
 from qdqspec._core import hooks, registry
 from qdqspec.spec.fields import is_id, slug
-from qdqspec.types import OPTIMIZERS
+from qdqspec.types import OPTIMIZERS, CheckSpec
 
 
 def params_of(kind: str) -> type[BaseModel]:
@@ -40,36 +39,9 @@ def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCus
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckEntry:
-    """One entry of ``checks``: its kind and the validated parameters of that kind."""
-
-    kind: str
-    params: Any
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validate by the kind's own model; its errors keep their location."""
-        return core_schema.with_info_plain_validator_function(_entry)
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """One alternative for each registered kind."""
-        choices = []
-        for kind in registry.names("check"):
-            reference = handler(params_of(kind).__pydantic_core_schema__)
-            found = dict(handler.resolve_ref_schema(reference))
-            properties = {"kind": {"title": "Kind"}, **found.get("properties", {})}
-            properties["kind"] = {**properties["kind"], "const": kind}
-            required = ["kind", *(name for name in found.get("required", []) if name != "kind")]
-            choices.append({**found, "properties": properties, "required": required})
-        return {"oneOf": choices}
-
-
-def _entry(value: object, info: ValidationInfo) -> CheckEntry:
-    if isinstance(value, CheckEntry):
+def _check(value: object, info: ValidationInfo) -> CheckSpec:
+    """One entry of ``checks``, validated by the model of its kind, whose errors keep their location."""
+    if isinstance(value, CheckSpec):
         return value
     if not isinstance(value, Mapping):
         raise PydanticCustomError("check", "a check is a mapping with a 'kind'")
@@ -87,7 +59,21 @@ def _entry(value: object, info: ValidationInfo) -> CheckEntry:
         hint = "lower-case letters, digits and . _ - only, a letter or digit first"
         error = PydanticCustomError("id", "'{name}' cannot be an id", {"name": own, "hint": hint})
         raise refused({("id",): error})
-    return CheckEntry(str(kind), params)
+    severity: Any = getattr(params, "severity", "error")
+    return CheckSpec(id=own or "", kind=str(kind), params=params, severity=severity, line=1)
+
+
+def _check_schema(_: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    """One alternative for each registered kind."""
+    choices = []
+    for kind in registry.names("check"):
+        reference = handler(params_of(kind).__pydantic_core_schema__)
+        found = dict(handler.resolve_ref_schema(reference))
+        properties = {"kind": {"title": "Kind"}, **found.get("properties", {})}
+        properties["kind"] = {**properties["kind"], "const": kind}
+        required = ["kind", *(name for name in found.get("required", []) if name != "kind")]
+        choices.append({**found, "properties": properties, "required": required})
+    return {"oneOf": choices}
 
 
 def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> ValidationError:
@@ -96,33 +82,27 @@ def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> Vali
     return ValidationError.from_exception_data("checks", details)
 
 
-def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
-    """The id of each check: its own, or its kind, numbered from the second of a kind on."""
-    seen: Counter[str] = Counter()
-    ids = []
-    for entry in entries:
-        seen[entry.kind] += 1
-        nth = seen[entry.kind]
-        plain = slug(entry.kind) if nth == 1 else f"{slug(entry.kind)}-{nth}"
-        ids.append(getattr(entry.params, "id", None) or plain)
-    return tuple(ids)
+def _named_apart(checks: tuple[CheckSpec, ...]) -> tuple[CheckSpec, ...]:
+    """The checks, each with its id: its own, or its kind, numbered from the second of a kind on.
 
-
-def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
-    """Reject an empty list of checks, and two checks with one id."""
-    if not entries:
+    Rejects an empty list of checks, and two checks with one id.
+    """
+    if not checks:
         raise PydanticCustomError("checks", "'checks' is empty: a spec without a check would prove nothing")
-    seen: set[str] = set()
+    kinds: Counter[str] = Counter()
+    named: dict[str, CheckSpec] = {}
     twice: dict[tuple[int | str, ...], PydanticCustomError] = {}
-    for index, name in enumerate(check_ids(entries)):
-        if name in seen:
-            own = getattr(entries[index].params, "id", None) is not None
+    for index, check in enumerate(checks):
+        kinds[check.kind] += 1
+        nth = kinds[check.kind]
+        name = check.id or (slug(check.kind) if nth == 1 else f"{slug(check.kind)}-{nth}")
+        if name in named:
             error = PydanticCustomError("id", "two checks are called '{name}'", {"name": name})
-            twice[(index, "id") if own else (index,)] = error
-        seen.add(name)
+            twice[(index, "id") if check.id else (index,)] = error
+        named[name] = replace(check, id=name)
     if twice:
         raise refused(twice)
-    return entries
+    return tuple(named.values())
 
 
 def _backend(name: str) -> str:
@@ -169,4 +149,11 @@ Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
 BackendName: TypeAlias = Annotated[str, _registered("backend")]
 LintTargetName: TypeAlias = Annotated[str, _declared("lint_targets", "lint target")]
 OptimizerName: TypeAlias = Annotated[str, _declared("optimizers", "optimizer", *OPTIMIZERS)]
-Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]
+Check: TypeAlias = Annotated[
+    CheckSpec,
+    GetPydanticSchema(
+        lambda _, __: core_schema.with_info_plain_validator_function(_check),
+        _check_schema,
+    ),
+]
+Checks: TypeAlias = Annotated[tuple[Check, ...], AfterValidator(_named_apart)]

@@ -43,11 +43,10 @@ from qdqspec.spec.fields import (
     slug,
 )
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import BackendName, Checks, StrategyName, check_ids, refused
+from qdqspec.spec.kinds import BackendName, Checks, StrategyName, refused
 from qdqspec.spec.problems import (
     Loc,
     Problem,
-    SpecProblem,
     error_without_file,
     findings,
     source_lines,
@@ -61,8 +60,9 @@ from qdqspec.spec.sections import (
     SkipUnlessSection,
     TuneSection,
     Xfail,
+    rules_of,
 )
-from qdqspec.types import Case, CheckSpec, Granularity, Method, Preset, SkipRules
+from qdqspec.types import Case, Granularity, Method, Preset, SkipRules
 
 # The record of a case, and its field, that each axis replaces; "" is the case itself. The order is that of the parts
 # of an id, independent of the order in the file: a reordered matrix keeps its baselines.
@@ -288,7 +288,7 @@ class Spec(SpecSection):
                 )
             return spec
         except ValidationError as error:
-            if isinstance(info.context, PathRules) and info.context.from_file:
+            if isinstance(info.context, PathRules) and info.context.roots:
                 raise
             raise error_without_file(error, cls, value, where=f"{cls.__name__}(...)") from None
 
@@ -299,9 +299,7 @@ class Spec(SpecSection):
 
     def cases(self) -> tuple[Case, ...]:
         """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""
-        entries = zip(
-            check_ids(self.checks), self.checks, self._check_lines or itertools.repeat(1), strict=False
-        )
+        lines = self._check_lines or (1,) * len(self.checks)
         plain = Case(
             id="default",
             model=self.model,
@@ -310,21 +308,8 @@ class Spec(SpecSection):
             title=self.title,
             tags=self.tags,
             backend=self.backend,
-            inputs=self.inputs.rules(),
-            patterns=self.patterns.rules(),
-            regions=self.regions.rules(),
-            quantize=self.quantize.rules(),
-            tune=self.tune.rules(),
-            checks=tuple(
-                CheckSpec(
-                    id=name,
-                    kind=entry.kind,
-                    params=entry.params,
-                    severity=getattr(entry.params, "severity", "error"),
-                    line=line,
-                )
-                for name, entry, line in entries
-            ),
+            **rules_of(self),
+            checks=tuple(replace(check, line=line) for check, line in zip(self.checks, lines, strict=True)),
             skipping=SkipRules(
                 skip=self.skip,
                 unless={name: value for name, value in self.skip_unless or () if value is not None},
@@ -404,8 +389,7 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     if data or not problems:
         if "qdqspec" not in data:
             hint = "add 'qdqspec: 1' as the first line"
-            problem = SpecProblem(loc=(), message="'qdqspec' is missing in the spec", hint=hint)
-            problems.append(document.locate(problem))
+            problems.append(document.locate(Problem(message="'qdqspec' is missing in the spec", hint=hint)))
         try:
             spec = Spec.model_validate(data, context=path_rules(path, root, allow_paths))
         except ValidationError as error:

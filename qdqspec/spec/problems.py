@@ -25,17 +25,20 @@ _MAX_WIDTH = 100  # of a source line; a longer one is cut around the caret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem and its position: ``line`` and ``column`` count from 1, ``width`` is the caret's.
+    """One problem, with its location in the data, or its position in the text, or both.
 
-    ``hint`` is written beside the caret, ``note`` on a separate line.
+    ``at_key`` if the key of the location is wrong, not its value. ``line`` and ``column`` count from 1, ``width`` is
+    the caret's. ``hint`` is written beside the caret, ``note`` on a separate line.
     """
 
-    line: int
-    column: int
     message: str
-    width: int = 1
     hint: str = ""
     note: str = ""
+    loc: Loc = ()
+    at_key: bool = False
+    line: int = 1
+    column: int = 1
+    width: int = 1
 
 
 def source_lines(text: str) -> list[str]:
@@ -117,18 +120,7 @@ _WORDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecProblem:
-    """A problem by its location in the data; ``at_key`` if the key is wrong, not its value."""
-
-    loc: Loc
-    message: str
-    at_key: bool = False
-    hint: str = ""
-    note: str = ""
-
-
-def findings(error: ValidationError, model: type[BaseModel], data: object) -> list[SpecProblem]:
+def findings(error: ValidationError, model: type[BaseModel], data: object) -> list[Problem]:
     """All problems of ``data`` that ``model`` reported."""
     return [_make_finding(details, model, data) for details in error.errors(include_url=False)]
 
@@ -155,7 +147,7 @@ def error_without_file(
     return SpecError("\n".join(rows), where=where)
 
 
-def _make_finding(details: ErrorDetails, model: type[BaseModel], data: object) -> SpecProblem:
+def _make_finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Problem:
     """The problem; of an invalid word, the nearest valid one is the hint, and all of them are the note."""
     loc: Loc = details["loc"]
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
@@ -172,10 +164,10 @@ def _make_finding(details: ErrorDetails, model: type[BaseModel], data: object) -
     elif known is None:
         message = _write_message(details, data)
     if known is None:
-        return SpecProblem(loc=loc, message=message, hint=context.get("hint", ""))
+        return Problem(loc=loc, message=message, hint=context.get("hint", ""))
     near = registry.did_you_mean(str(word), list(known)).strip(" ()")
     note = f"valid {what}: {', '.join(known)}"
-    return SpecProblem(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
+    return Problem(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
 
 
 def _write_message(details: ErrorDetails, data: object) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,12 +19,11 @@ import yaml
 from yaml import Event, Mark, MarkedYAMLError, YAMLError, events
 from yaml.reader import ReaderError
 
-from qdqspec.spec.problems import Loc, Problem, SpecProblem, source_lines
+from qdqspec.spec.problems import Loc, Problem, source_lines
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 
 MAX_DEPTH = 50
-MAX_ALIASES = 20
 MAX_NODES = 20_000
 
 # Plain scalars of YAML 1.2 (core schema, section 10.3.2); digits may be grouped by underscores.
@@ -54,7 +54,6 @@ class Document:
         self._events: Iterator[Any] = yaml.parse(text, yaml.SafeLoader)
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
         self._last: Mark | None = None  # where the last event ended
-        self._aliases = 0
         self._nodes = 0
         with suppress(_StopReading):
             self._read()
@@ -64,8 +63,8 @@ class Document:
         marks = self._keys.get(loc) or self._values.get(loc)
         return 1 if marks is None else int(marks[0].line) + 1
 
-    def locate(self, found: SpecProblem) -> Problem:
-        """The problem at the key or value of its location.
+    def locate(self, found: Problem) -> Problem:
+        """The problem with the position of the key or value at its location.
 
         Parts of the location that the file does not have (a missing key, a default, a short form) are skipped, so
         that the nearest text in the file is underlined.
@@ -78,7 +77,7 @@ class Document:
             value = value[part]
         at_key = found.at_key or (here[-1:] != found.loc[-1:] and isinstance(value, Mapping | list))
         marks = (self._keys.get(here) if at_key else None) or self._values.get(here)
-        return _make_problem(marks, found.message, hint=found.hint, note=found.note)
+        return _placed(found, marks)
 
     def _read(self) -> None:
         self._next()
@@ -99,9 +98,6 @@ class Document:
         self._values[loc] = (event.start_mark, event.end_mark)
         self._count(event, 1)
         if isinstance(event, events.AliasEvent):
-            self._aliases += 1
-            if self._aliases > MAX_ALIASES:
-                self._stop(event, f"more than {MAX_ALIASES} aliases")
             if event.anchor not in self._anchors:
                 self._stop(event, f"alias '*{event.anchor}' has no anchor before it")
             value, nodes = self._anchors[event.anchor]
@@ -185,19 +181,21 @@ class Document:
             elif mark is not None and began is not None and began.line < mark.line:
                 hint = f"begun on line {began.line + 1}"
             reason = ": ".join(part for part in (error.context, error.problem) if part)
-            self.problems.append(_make_problem((mark, mark), f"not valid YAML: {reason}", hint=hint))
+            message = f"not valid YAML: {reason}"
+            self.problems.append(_placed(Problem(message=message, hint=hint), (mark, mark)))
         except ReaderError as error:
             before = source_lines(self._text[: error.position])
             message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
             self.problems.append(Problem(line=len(before), column=len(before[-1]) + 1, message=message))
         except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
             # other errors for a few malformed escapes, such as "\UFFFFFFFF"
-            self.problems.append(_make_problem((self._last, self._last), f"not valid YAML: {error}"))
+            problem = Problem(message=f"not valid YAML: {error}")
+            self.problems.append(_placed(problem, (self._last, self._last)))
         raise _StopReading
 
     def _note(self, event: Event | None, message: str, hint: str = "") -> None:
         marks = None if event is None else (event.start_mark, event.end_mark)
-        self.problems.append(_make_problem(marks, message, hint=hint))
+        self.problems.append(_placed(Problem(message=message, hint=hint), marks))
 
     def _stop(self, event: Event | None, message: str, hint: str = "") -> NoReturn:
         self._note(event, message, hint)
@@ -222,18 +220,10 @@ def _read_scalar(text: str) -> Plain | None:
     return text if special is None else float(text.replace(".", ""))
 
 
-def _make_problem(
-    marks: tuple[Mark | None, Mark | None] | None, message: str, *, hint: str = "", note: str = ""
-) -> Problem:
+def _placed(problem: Problem, marks: tuple[Mark | None, Mark | None] | None) -> Problem:
+    """The problem with its position."""
     start, end = marks or (None, None)
     if start is None or end is None:
-        return Problem(line=1, column=1, message=message, hint=hint, note=note)
-    same_line = end.line == start.line
-    return Problem(
-        line=start.line + 1,
-        column=start.column + 1,
-        width=max(1, end.column - start.column) if same_line else 10**6,
-        message=message,
-        hint=hint,
-        note=note,
-    )
+        return problem
+    width = max(1, end.column - start.column) if end.line == start.line else 10**6
+    return replace(problem, line=start.line + 1, column=start.column + 1, width=width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Annotated, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -337,3 +337,9 @@ class XfailSection(SpecSection):
 Xfail: TypeAlias = Annotated[
     XfailSection, short_form(str, lambda reason: {"reason": reason}, Words | XfailSection)
 ]
+
+
+def rules_of(spec: SpecSection) -> dict[str, Any]:
+    """The frozen records of the sections of a spec, by the names that a case has for them."""
+    sections = ("inputs", "patterns", "regions", "quantize", "tune")
+    return {name: getattr(spec, name).rules() for name in sections}

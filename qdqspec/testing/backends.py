@@ -178,7 +178,7 @@ class BackendContract:
     def test_declares_its_options(self, backend: Backend) -> None:
         """Words are unique and explained; undeclared words are rejected; files cannot name files or native code."""
         declared = backend.options
-        words = [option.word for option in declared.options]
+        words = [option.name for option in declared.options]
         assert declared.backend == backend.name
         assert len(set(words)) == len(words)
         assert all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", word) for word in words)

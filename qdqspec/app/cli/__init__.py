@@ -17,7 +17,7 @@ from qdqspec import __version__
 from qdqspec.__main__ import INTERRUPTED
 from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cli import compare, explain, init, machine, models, specs, tune, verify
-from qdqspec.app.cli.output import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
+from qdqspec.app.cli.command import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
 
 VERBS = (  # in the order of the help
@@ -117,6 +117,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
-    for each in VERBS:
-        each.add_to(verbs)
+    for add in VERBS:
+        add(verbs)
     return parser, verbs.choices

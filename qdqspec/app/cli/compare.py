@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,18 @@ from qdqspec._core.files import RESULT
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import to_data
 from qdqspec.app.cases import find_cases, find_specs
-from qdqspec.app.cli.arguments import argument, input_options, inputs_given, settings_from, verb
-from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, note
+from qdqspec.app.cli.command import (
+    FINE,
+    IMPOSSIBLE,
+    WANTING,
+    answer,
+    argument,
+    input_options,
+    inputs_given,
+    note,
+    settings_from,
+    verb,
+)
 from qdqspec.errors import BackendUnavailableError, ConfigError, StateError
 from qdqspec.types import Case, DeviceKey, Evidence, Inputs, ShapeProfile, TuneRules, Upgrade, UpgradeCheck
 
@@ -187,10 +197,6 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.timing import Environment
 
-    def joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
-        """Each fact once: a name may have spaces in the facts of a backend and not in the details of its device."""
-        return {**facts, **{key: one for key, one in details.items() if key.replace("_", " ") not in facts}}
-
     settings = replace(settings_from(arguments), mode="measure")
     checked: list[Upgrade] = []
     here: dict[str, dict[str, str]] = {}
@@ -214,8 +220,8 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
                     cure=installed.install or None,
                 )
             details = {} if installed.device is None else installed.device.details
-            there[name] = joined(installed.facts, details)
-            here[name] = joined(runtime.backend.probe(options).facts, runtime.device.details)
+            there[name] = {**installed.facts, **details}
+            here[name] = {**runtime.backend.probe(options).facts, **runtime.device.details}
         for case, name, tuned in models:
             work = session.work(case)
             found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)

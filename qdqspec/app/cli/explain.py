@@ -16,7 +16,8 @@ from qdqspec._core.config import BUILD_OPTIONS, find_folder
 from qdqspec._core.files import RESULT
 from qdqspec._core.units import proved_text
 from qdqspec.app.cases import find_case, is_spec
-from qdqspec.app.cli.arguments import (
+from qdqspec.app.cli.command import (
+    answer,
     argument,
     input_options,
     inputs_given,
@@ -27,7 +28,6 @@ from qdqspec.app.cli.arguments import (
     verb,
 )
 from qdqspec.app.cli.models import judged
-from qdqspec.app.cli.output import answer
 from qdqspec.errors import BackendError, ConfigError, StateError
 from qdqspec.types import Case, DefinitionEvidence, Inputs
 
@@ -257,43 +257,47 @@ def _read_trials(path: Path) -> Iterator[Trial]:
 def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
-    """A quantized model and its float form: ``reference``, or the model without its pairs."""
+    """A quantized model and its float form, or a float model alone."""
     from qdqspec.graph import QDQ_OPS, require_path, with_pairs
 
-    left, notes = values_left(path, inputs.values)
-    model = model_given(path, left)
-    # a model with inputs fixed has a temporary file, which exists as long as the object
-    original = None if reference is None else model_given(reference, inputs.values)
-    if original is not None:
-        notes = ()
-    elif any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
-        _require_shapes(model, inputs)
-    else:
-        model = model_given(path, inputs.values)
-        (engine,) = _profile_models({path.stem: require_path(model)}, inputs, settings)
-        about = judged(model, settings).note
-        return [replace(engine, notes=(*engine.notes, *filter(None, [about])))]
-    with _float_model(model, None if original is None else require_path(original)) as file:
+    with _with_float_form(path, reference, inputs) as (model, _, file, notes):
+        tuned = require_path(model)
+        if reference is None and not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
+            (engine,) = _profile_models({path.stem: tuned}, inputs, settings)
+            about = judged(model, settings).note
+            return [replace(engine, notes=(*engine.notes, *notes, *filter(None, [about])))]
         # the user's file first: an error of both is that of its path
-        tuned, first = _profile_models({"tuned": require_path(model), "reference": file}, inputs, settings)
-        notes = (*tuned.notes, *notes, *_note_types(file, require_path(model), settings))
-        return [first, replace(tuned, notes=notes)]
+        engine, first = _profile_models({"tuned": tuned, "reference": file}, inputs, settings)
+        return [first, replace(engine, notes=(*engine.notes, *notes, *_note_types(file, tuned, settings)))]
 
 
 @contextmanager
-def _float_model(model: Model, original: Path | None) -> Iterator[Path]:
-    """The file of the float form of a quantized model: the original, or a temporary copy without its pairs."""
+def _with_float_form(
+    path: Path, reference: Path | None, inputs: Inputs
+) -> Iterator[tuple[Model, Model | None, Path, tuple[str, ...]]]:
+    """A quantized model, its original if given, the file of its float form, and notes.
+
+    The float form is the original, or a temporary copy without pairs. Raises `ModelError` if shapes are missing.
+    """
     from qdqspec._core.files import TemporaryFolder
+    from qdqspec.accuracy import resolve_shapes, shaped_by_data
     from qdqspec.graph import require_path, save_model
     from qdqspec.qdq import strip_qdq
 
-    if original is not None:
-        yield original
+    left, notes = values_left(path, inputs.values)
+    model = model_given(path, left)
+    if reference is not None:
+        # a model with inputs fixed has a temporary file, which exists as long as the object
+        original = model_given(reference, inputs.values)
+        yield model, original, require_path(original), ()
         return
+    resolve_shapes(
+        model, shaped_by_data(model, inputs)
+    )  # before the copy, so that an error names the user's file
     with TemporaryFolder() as folder:
         stripped = folder / _REFERENCE
         save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
-        yield stripped
+        yield model, None, stripped, notes
 
 
 def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, ...]:
@@ -313,13 +317,6 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
     recurrent = [node.name for node in model.nodes if node.op_type in _RECURRENT]
     reasons = judged(model, settings).reasons if recurrent else {}
     return (*notes, *(f"{name} has no label: {why}" for name in recurrent if (why := reasons.get(name))))
-
-
-def _require_shapes(model: Model, inputs: Inputs) -> None:
-    """Raise `ModelError` if shapes are missing, naming the user's file and not a copy without pairs."""
-    from qdqspec.accuracy import resolve_shapes, shaped_by_data
-
-    resolve_shapes(model, shaped_by_data(model, inputs))
 
 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
@@ -400,19 +397,15 @@ def _meant(
 
     (what,) = arguments.what
     if what.endswith(".onnx"):
-        original, values = arguments.reference, arguments.values
-        left, notes = values_left(Path(what), values)
-        model = model_given(Path(what), left)
-        if original is None:
-            _require_shapes(model, inputs_given(Inputs(), arguments))
-            imported, values = import_placement(model), None
-        else:
-            imported, notes = import_placement(model, model_given(original, values)), ()
-        notes = (*notes, *imported.notes, *imported.unlike)
-        with _float_model(model, original) as file:
-            inputs = inputs_given(Inputs(), arguments, values)
-            own = Case(id="default", model=file.absolute(), inputs=inputs)
-            yield own, imported, model, notes
+        values, inputs = arguments.values, inputs_given(Inputs(), arguments)
+        with _with_float_form(
+            Path(what), arguments.reference, replace(inputs, values={**(values or {})})
+        ) as (model, original, file, notes):
+            imported = import_placement(model, original)
+            # a stripped model has no input that was fixed when it was made
+            own = inputs if original is None else inputs_given(Inputs(), arguments, values)
+            notes = (*notes, *imported.notes, *imported.unlike)
+            yield Case(id="default", model=file.absolute(), inputs=own), imported, model, notes
         return
     case, folder = _find_results(what, settings, _SCHEME)
     fixed, notes = arguments.values, ()

@@ -7,10 +7,9 @@ import json
 import os
 import re
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,10 @@ from qdqspec import __version__
 from qdqspec._core.config import Settings, flags_given
 from qdqspec._core.files import create_file, explained
 from qdqspec._core.hooks import declaration_of
-from qdqspec._core.units import count_text, plain
+from qdqspec._core.units import list_text, plain
 from qdqspec.app.cases import SPEC_SUFFIXES
-from qdqspec.app.cli.arguments import MODEL, argument, output, settings_from, verb
+from qdqspec.app.cli.command import MODEL, argument, conclude, output, settings_from, verb
 from qdqspec.app.cli.models import judged
-from qdqspec.app.cli.output import conclude
 from qdqspec.errors import ConfigError, OutputError, QdqspecError
 from qdqspec.types import TIMED_TRIALS, Inputs, InputShape, QuantizeRules
 
@@ -39,7 +37,6 @@ _OPS = 12  # whose counts are shown
 _REASONS = 3  # shown for operators that stay float
 _FORMATS = 3  # beside the usual one, that are named
 _CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
-_MANY = 4  # more files than this without telling names are one data set
 _SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
@@ -58,30 +55,6 @@ class InputDraft:
     open_dims: tuple[int, ...] = ()
     span: InputShape | None = None
 
-    @property
-    def key(self) -> str:
-        """Its name as a key of YAML."""
-        return quoted(self.name)
-
-    @property
-    def text(self) -> str:
-        """Its shape, or range of shapes, as an entry of the spec, with the type and the origin of the sizes."""
-        assert self.shape is not None
-        shape = str(list(self.shape))
-        if self.span is not None and self.span.min != self.span.max:
-            shape = f"{{min: {list(self.span.min)}, opt: {shape}, max: {list(self.span.max)}}}"
-        origin = "fixed"
-        if self.open_dims:
-            which, several = ", ".join(map(str, self.open_dims)), len(self.open_dims) > 1
-            source = "taken from the data" if self.span is not None else "guesses" if several else "a guess"
-            what, are = (
-                ("dimensions", "are dynamic, and these are")
-                if several
-                else ("dimension", "is dynamic, and this is")
-            )
-            origin = f"{what} {which} {are} {source}"
-        return f"{self.key}: {shape}  # {self.kind}, {origin}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDraft:
@@ -91,11 +64,6 @@ class DataDraft:
     evaluation: str = ""
     labelled: bool = False
     metric: str = ""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether one data set is used for both."""
-        return bool(self.calibration) and self.calibration == self.evaluation
 
 
 @verb(
@@ -193,8 +161,7 @@ def _spec_text(
     shapes = {one.name: one.shape for one in proposed if one.shape is not None}
     facts = [*_state_facts(model, found, backend.target, shapes), *(f"Note: {one}" for one in warned)]
     others = [name for name in formats if name != usual]
-    more_formats = f"; also possible here: {', '.join(others[:_FORMATS])}" if others else ""
-    more_formats += f" and {len(others) - _FORMATS} more" if len(others) > _FORMATS else ""
+    more_formats = f"; also possible here: {list_text(others, _FORMATS)}" if others else ""
     quantizable = (model.by_name[name] for name, reason in found.reasons.items() if not reason)
     ops = Counter(node.op_type for node in quantizable if re.fullmatch(r"[A-Z]\w+", node.op_type))
     nodes = [node.name for node in model.nodes if not node.is_marker]
@@ -206,22 +173,15 @@ def _spec_text(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["quoted"] = quoted
     return environment.get_template("spec.yaml.j2").render(
         version=__version__,
-        facts=[
-            line
-            for fact in facts
-            for line in textwrap.wrap(plain(fact), 110, initial_indent="# ", subsequent_indent="#   ")
-        ],
+        facts=map(plain, facts),
         model=quoted(relative_text(require_path(model), output.absolute().parent)),
         chosen=settings.backend if is_chosen else "",
         shaped=[one for one in proposed if one.shape and all(one.shape)],
         unranked=[one for one in proposed if one.shape is None and one.kind != "no tensor"],
-        scalars=[
-            f"{one.key}: {'true' if one.kind == 'bool' else 1}"
-            for one in proposed
-            if one.shape == () and one.kind not in _FLOATS
-        ],
+        scalars=[one for one in proposed if one.shape == () and one.kind not in _FLOATS],
         data=data,
         usual=usual,
         formats=formats,
@@ -268,8 +228,7 @@ def _state_facts(
 def _counts_text(counts: Mapping[str, int]) -> str:
     """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - _OPS} more" if len(ranked) > _OPS else ""
-    return ", ".join(f"{name} {count}" for name, count in ranked[:_OPS]) + more
+    return list_text([f"{name} {count}" for name, count in ranked], _OPS)
 
 
 # ---- inputs and data -----------------------------------------------------------------------------
@@ -284,38 +243,37 @@ def _propose_inputs(model: Model, known: Mapping[str, InputShape]) -> list[Input
 
     from qdqspec.accuracy import named_dims
 
-    proposed, names = list[InputDraft](), dict[str, Sequence[int | str | None]]()
-    for name in model.inputs:
+    proposed = dict[str, InputDraft]()
+    sizes = dict[str, int]()  # of named dimensions
+    ranks = {name: len(model.shape(name) or ()) for name in model.inputs}
+    for name in sorted(model.inputs, key=lambda name: (name not in known, -ranks[name])):
         elem_type, own, span = model.elem_type(name), model.shape(name), known.get(name)
         kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
         if own is None:
-            proposed.append(InputDraft(name=name, kind=kind, shape=None))
+            proposed[name] = InputDraft(name=name, kind=kind, shape=None)
             continue
-        dims = names[name] = named_dims(model, name)
+        dims = named_dims(model, name)
         is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in dims)
         usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
-        filled = tuple(size if size is not None and size >= 0 else usual for size in own)
         open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
+        shape = [usual if size is None or size < 0 else size for size in own]
         if 0 in open_dims and len(own) > 1:
-            filled = (1, *filled[1:])
-        shape = filled if span is None else span.opt
-        proposed.append(InputDraft(name=name, kind=kind, shape=shape, open_dims=open_dims, span=span))
-    sizes: dict[int | str | None, int] = {}
-    for one in sorted(proposed, key=lambda one: (one.span is None, -len(one.shape or ()))):
-        for dim, size in zip(names.get(one.name, ()), one.shape or (), strict=False):
+            shape[0] = 1
+        if span is not None:
+            shape = [*span.opt]
+        for index, dim in enumerate(dims):
             if isinstance(dim, str):
-                sizes.setdefault(dim, size)
-    for index, one in enumerate(proposed):
-        if one.shape is not None and one.span is None:
-            pairs = zip(names[one.name], one.shape, strict=True)
-            proposed[index] = replace(one, shape=tuple(sizes.get(dim, size) for dim, size in pairs))
-    return proposed
+                size = sizes.setdefault(dim, shape[index])
+                shape[index] = shape[index] if span is not None else size
+        proposed[name] = InputDraft(name=name, kind=kind, shape=(*shape,), open_dims=open_dims, span=span)
+    return [proposed[name] for name in model.inputs]
 
 
 def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:
     """The data entries of a spec in folder ``base``, the inputs with that data, and notes.
 
-    ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
+    ``path`` is a file, or a folder in which files and folders are looked for by their names; without such names all of
+    it is one data set, or else the first file that fits. Raises `QdqspecError` if nothing there fits the model.
     """
     from qdqspec.accuracy import fitting_metric
     from qdqspec.graph import shape_text
@@ -323,35 +281,34 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     if not path.exists():
         cure = "--data takes one file or folder"
         raise ConfigError("there is no such file or folder", where=path, cure=cure)
-    files = [path]
-    if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
-    arrays = [file for file in files if file.suffix in (".npz", ".npy")]
-    if path.is_file() and arrays:
-        fits = {path: _open_dataset(model, path)}
+    if path.is_file():
+        calibration = evaluation = path
     else:
-        # The labels of the samples of .npy files are beside them.
-        has_labels = {file.parent for file in arrays if file.name == "labels.npy"}
-        sets = dict.fromkeys(
-            file.parent if file.suffix == ".npy" and file.parent in has_labels else file for file in arrays
-        )
-        fits = {found: data for found in sets if (data := _fitting_dataset(model, found))}
-    if not fits and path.is_dir() and (data := _fitting_dataset(model, path)):
-        fits = {path: data}
-    shapes = {name: model.shape(name) for name in model.inputs}
-    needed = ", ".join(
-        name if shape is None else f"{name} {shape_text(shape)}" for name, shape in shapes.items()
-    )
-    if not fits:
-        raise ConfigError(
-            f"no data there fits the model's inputs: {needed}",
-            where=path,
-            cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped in "
-            "the spec: {arrays: FILE, names: {INPUT: ARRAY}}, and images too: {images: FOLDER, size: SIDE}",
-        )
-    calibration, evaluation = _choose_data(path, fits)
-    data = fits.get(evaluation) or _fitting_dataset(model, evaluation)
-    labels = None if data is None else data.labels
+        below = sorted(path.rglob("*"), key=lambda one: (len(one.parts), one))
+        sets = [
+            one
+            for one in below
+            if (one.is_dir() or one.suffix in (".npz", ".npy")) and not one.name.startswith(".")
+        ]
+        named = [
+            next((one for one in sets if use.search(one.stem.lower()) and _fits(one, model)), None)
+            for use in (_CALIBRATION, _EVALUATION)
+        ]
+        one_set = next(filter(None, named), None)
+        one_set = one_set or next((one for one in (path, *sets) if _fits(one, model)), None)
+        if one_set is None:
+            shapes = {name: model.shape(name) for name in model.inputs}
+            needed = ", ".join(
+                name if shape is None else f"{name} {shape_text(shape)}" for name, shape in shapes.items()
+            )
+            raise ConfigError(
+                f"no data there fits the model's inputs: {needed}",
+                where=path,
+                cure="save .npz files with one array per input, first axis samples; arrays of other names are mapped "
+                "in the spec: {arrays: FILE, names: {INPUT: ARRAY}}, and images too: {images: FOLDER, size: SIDE}",
+            )
+        calibration, evaluation = (one or one_set for one in named)
+    labels = _open_dataset(evaluation, model).labels
     scored = next((model.shape(name) for name in model.outputs), None)
     draft = DataDraft(
         calibration=quoted(relative_text(calibration, base)),
@@ -360,16 +317,7 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
         metric="" if labels is None else fitting_metric(labels, scored),
     )
     notes = []
-    unfitting = [  # of the files that are named after their use
-        file
-        for file in arrays
-        if not any(file == fit or file.is_relative_to(fit) for fit in fits)
-        and any(use.search(f"{file.parent.name} {file.stem}".lower()) for use in (_CALIBRATION, _EVALUATION))
-    ]
-    if unfitting:
-        left = f"{count_text(len(unfitting), 'file')} left out, as {unfitting[0]}"
-        notes.append(f"{left}: the arrays do not fit {needed} (first axis samples)")
-    if draft.is_shared:
+    if calibration == evaluation:
         folder = path if path.is_dir() else path.parent
         notes.append(
             "calibration and evaluation are the same data: accuracy looks better on it than on other data; name other "
@@ -383,44 +331,20 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     return draft, Inputs(calibration=calibration, evaluation=evaluation), notes
 
 
-def _fitting_dataset(model: Model, path: Path) -> Dataset | None:
-    """The data of a path; ``None`` if it does not fit the model."""
-    try:
-        return _open_dataset(model, path)
-    except QdqspecError:
-        return None
-
-
-def _open_dataset(model: Model, path: Path) -> Dataset:
+def _open_dataset(path: Path, model: Model) -> Dataset:
     from qdqspec.accuracy import input_specs, open_data, shaped_by_data
 
     shaped = shaped_by_data(model, Inputs(calibration=path))
     return open_data(path, input_specs(model, shaped))
 
 
-def _choose_data(path: Path, fits: Mapping[Path, Dataset]) -> tuple[Path, Path]:
-    """Calibration and evaluation data: by the names of folders, then of files, and by whether data has labels."""
-
-    def named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
-        return next((file for file in files if pattern.search(file.stem.lower())), None)
-
-    def folder_or_glob(folder: Path) -> Path:
-        """The folder, or a glob if its files are in folders of it."""
-        own = [file for file in found if file.is_relative_to(folder)]
-        return folder if any(file.parent == folder for file in own) else folder / "**" / f"*{own[0].suffix}"
-
-    found = list(fits)
-    inside = (file.relative_to(path).parts for file in found if file.is_relative_to(path))
-    folders = sorted({path / parts[0] for parts in inside if len(parts) > 1})
-    calibration, evaluation = named(folders, _CALIBRATION), named(folders, _EVALUATION)
-    if calibration is not None and evaluation is not None and evaluation != calibration:
-        return folder_or_glob(calibration), folder_or_glob(evaluation)
-    calibration, evaluation = named(found, _CALIBRATION), named(found, _EVALUATION)
-    if calibration is None and evaluation is None and len(found) > _MANY and path.is_dir():
-        return folder_or_glob(path), folder_or_glob(path)
-    labelled = next((file for file in found if fits[file].labels is not None), None)
-    evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
-    return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
+def _fits(path: Path, model: Model) -> bool:
+    """Whether the data of a path fits the model."""
+    try:
+        _open_dataset(path, model)
+    except QdqspecError:
+        return False
+    return True
 
 
 def quoted(text: str) -> str:

@@ -14,13 +14,23 @@ from qdqspec._core.options import duration, options_of
 from qdqspec._core.records import to_data
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text, seconds_text, size_text, without_passwords
-from qdqspec.app.cli.arguments import argument, settings_from, verb
-from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, end_on_sigterm, note
+from qdqspec.app.cli.command import (
+    FINE,
+    IMPOSSIBLE,
+    WANTING,
+    answer,
+    argument,
+    complain,
+    end_on_sigterm,
+    note,
+    settings_from,
+    verb,
+)
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from qdqspec._core.store import Store
-    from qdqspec.app.cluster.worker import Announcement, WorkerInfo
+    from qdqspec.app.cluster.worker import Announcement
 
 _MONTH = 30 * 86400.0  # seconds
 _PORT = 8786
@@ -47,12 +57,13 @@ def doctor(arguments: argparse.Namespace) -> int:
         lines += [f"  to get it: {here.install}"] if here.install and not here.usable else []
         width = max(map(len, here.facts), default=0)
         lines += [f"  {fact:<{width}}  {value}" for fact, value in here.facts.items()]
+    where = {True: "anywhere", False: "command line only"}
     options_by_backend: dict[str, list[dict[str, Any]]] = {
         name: [
             {
-                "name": f"{name}.{option.word}",
+                "name": f"{name}.{option.name}",
                 "expects": option.type.expects,
-                "default": option.default,
+                "default": option.shown,
                 "in_files": option.in_files,
                 "help": option.help,
             }
@@ -61,30 +72,24 @@ def doctor(arguments: argparse.Namespace) -> int:
         for name in found
     }
     rows = [
-        (
-            own["name"],
-            own["expects"],
-            own["default"] or "-",
-            "anywhere" if own["in_files"] else "command line only",
-        )
+        (own["name"], own["expects"], own["default"] or "-", where[own["in_files"]])
         for own in options_by_backend[chosen]
     ]
     if rows:
         lines += ["", f"options of {chosen} (--backend-option NAME=VALUE):"]
-        lines += _table(("option", "expects", "default", "set"), rows)
+        lines.append(_table(("option", "expects", "default", "set"), rows))
     backends = {name: {**to_data(found[name]), "options": own} for name, own in options_by_backend.items()}
     code = FINE if found[chosen].usable else IMPOSSIBLE
     return answer(arguments, {"chosen": chosen, "backends": backends}, "\n".join(lines), code=code)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; it loads no library, as `config` loads none."""
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; it loads no library, as `config` loads none."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    rule = ["-" * width for width in widths]
-    return [
+    return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, rule, *rows)
-    ]
+        for row in (head, ["-" * width for width in widths], *rows)
+    )
 
 
 @verb(
@@ -96,8 +101,8 @@ def config(arguments: argparse.Namespace) -> int:
     """Print every setting with its value and where it came from."""
     settings = settings_from(arguments)
     listed, texts = [], []
-    for setting in list_settings(settings):
-        value: Any = setting.value
+    for name, given, origin in list_settings(settings):
+        value: Any = given
         if isinstance(value, tuple):
             value = [without_passwords(str(one)) for one in value]
             text = ", ".join(value)
@@ -105,9 +110,9 @@ def config(arguments: argparse.Namespace) -> int:
             text = "" if value is None else str(value).lower()
         else:
             text = value = without_passwords(str(value))
-        listed.append({"name": setting.name, "value": value, "origin": setting.origin})
-        texts.append((setting.name, text or "-", setting.origin))
-    text = "\n".join([f"root: {settings.root}", "", *_table(("setting", "value", "set by"), texts)])
+        listed.append({"name": name, "value": value, "origin": origin})
+        texts.append((name, text or "-", origin))
+    text = f"root: {settings.root}\n\n{_table(('setting', 'value', 'set by'), texts)}"
     return answer(arguments, {"root": str(settings.root), "settings": listed}, text)
 
 
@@ -250,12 +255,11 @@ def cluster(arguments: argparse.Namespace) -> int:
             workers = connection.workers()
         lines = [f"{address}: {count_text(len(workers), 'worker')}"]
         for each in workers:
-            own = each.announcement
             silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
             free = f"{size_text(each.free_bytes)} free{silent}"
-            lines.append(f"{own.host} ({own.system}, qdqspec {own.version}, {free})")
-            lines += [f"  {device.backend}: {device.key}" for device in own.devices]
-        found = {"address": str(address), "workers": list(map(worker_row, workers))}
+            lines.append(f"{each.host} ({each.system}, qdqspec {each.version}, {free})")
+            lines += [f"  {device.backend}: {device.key}" for device in each.devices]
+        found = {"address": str(address), "workers": to_data(workers)}
         return answer(arguments, found, "\n".join(lines))
     from qdqspec.app.cluster.worker import run_scheduler
 
@@ -272,16 +276,6 @@ def answer_started(arguments: argparse.Namespace, address: str) -> None:
     answer(arguments, {"address": address, "add_devices_with": add}, address)
     if not arguments.json:
         complain(f"The scheduler runs. Add devices with: {add}")
-
-
-def worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    """A worker in the JSON of ``cluster list``."""
-    return {
-        "address": worker.address,
-        "free_bytes": worker.free_bytes,
-        "silent_seconds": round(worker.silent_seconds, 1),
-        **to_data(worker.announcement),
-    }
 
 
 @verb(

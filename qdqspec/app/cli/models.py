@@ -13,19 +13,24 @@ from qdqspec._core import hooks
 from qdqspec._core.config import BUILD_OPTIONS
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
-from qdqspec.app.cli.arguments import (
+from qdqspec.app.cli.command import (
+    FINE,
     MODEL,
+    WANTING,
+    answer,
     argument,
+    complain,
+    conclude,
     input_options,
     inputs_given,
     model_given,
     output,
+    refuse_input_as_output,
     settings_from,
     switch,
     values_option,
     verb,
 )
-from qdqspec.app.cli.output import FINE, WANTING, answer, complain, conclude, refuse_input_as_output
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.types import TIMED_TRIALS, Inputs, RegionRules
 

@@ -7,7 +7,6 @@ import inspect
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,13 +15,23 @@ from qdqspec._core.config import Settings
 from qdqspec._core.files import write_whole
 from qdqspec._core.units import plain
 from qdqspec.app.cases import YAML, find_specs, is_spec, load_cases
-from qdqspec.app.cli.arguments import argument, output, settings_from, verb
-from qdqspec.app.cli.output import FINE, IMPOSSIBLE, WANTING, answer, complain, say
+from qdqspec.app.cli.command import (
+    FINE,
+    IMPOSSIBLE,
+    WANTING,
+    answer,
+    argument,
+    complain,
+    output,
+    say,
+    settings_from,
+    verb,
+)
 from qdqspec.errors import ConfigError, SpecError, StateError
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
-    from qdqspec.checks import Entry, Figure, Name
+    from qdqspec.checks import Entry, Figure
 
 KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
@@ -149,17 +158,6 @@ def write_schema(arguments: argparse.Namespace) -> int:
 # ---- baselines -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """One entry of one file; ``state`` is ``in use``, or ``obsolete`` if its spec does not use it."""
-
-    file: Path
-    device: str
-    name: Name
-    entry: Entry
-    state: str
-
-
 @verb(
     "baseline",
     "qdqspec baseline list specs/",
@@ -180,7 +178,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     from qdqspec.checks import baseline_folder, find_baselines, update_baseline
 
     settings = settings_from(arguments)
-    found: list[_Kept] = []
+    found: list[tuple[dict[str, Any], Entry]] = []
     damaged: list[str] = []
     for path in arguments.paths or [Path()]:
         folder = path
@@ -193,45 +191,36 @@ def baseline(arguments: argparse.Namespace) -> int:
                 found += _read_entries(file, settings)
             except StateError as error:
                 damaged.append(str(error))
-    obsolete = [kept for kept in found if kept.state == "obsolete"]
-    if arguments.action == "prune":
-        for file in sorted({kept.file for kept in obsolete}):
-            update_baseline(file, "", {}, [kept.name for kept in obsolete if kept.file == file])
+    obsolete = [(row, entry) for row, entry in found if row["state"] == "obsolete"]
+    action = arguments.action
+    if action == "prune":
+        for file in sorted({row["file"] for row, _ in obsolete}):
+            dropped = [(row["case"], row["check"]) for row, _ in obsolete if row["file"] == file]
+            update_baseline(Path(file), "", {}, dropped)
         found = obsolete
-    lines = []
-    for file in dict.fromkeys(kept.file for kept in found):
-        own = [kept for kept in found if kept.file == file]
-        lines += [file.as_posix(), f"  device {own[0].device}"]
-        lines += [line for kept in own for line in _entry_lines(kept, arguments.action)]
+    lines, last = [], ""
+    for row, entry in found:
+        lines += [row["file"], f"  device {row['device']}"] if row["file"] != last else []
+        last = row["file"]
+        mark = "removed" if action == "prune" else row["state"]
+        lines.append(f"  {row['name']}  {_figure_text(entry)}  {mark}")
+        if action == "show":
+            lines += _entry_lines(entry)
+            row["entry"] = entry.model_dump(mode="json")
     if not found and not damaged:
         lines.append(
             "nothing is obsolete"
-            if arguments.action == "prune"
+            if action == "prune"
             else "no baseline found; pytest --qdq-update=new writes them"
         )
-    rows = [
-        {
-            "name": "::".join(kept.name),
-            "file": kept.file.as_posix(),
-            "device": kept.device,
-            "case": kept.name[0],
-            "check": kept.name[1],
-            "state": kept.state,
-            "ratio": kept.entry.ratio.median,
-            "ci95": [kept.entry.ratio.low, kept.entry.ratio.high],
-            "recorded": kept.entry.recorded,
-            **({"entry": kept.entry.model_dump(mode="json")} if arguments.action == "show" else {}),
-        }
-        for kept in found
-    ]
-    answer(arguments, {"entries": rows, "errors": damaged}, "\n".join(lines))
+    answer(arguments, {"entries": [row for row, _ in found], "errors": damaged}, "\n".join(lines))
     for message in damaged:
         complain(message)
-    return WANTING if damaged or (obsolete and arguments.action != "prune") else FINE
+    return WANTING if damaged or (obsolete and action != "prune") else FINE
 
 
-def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
-    """The entries of a baseline; obsolete if its spec does not use them or is gone.
+def _read_entries(file: Path, settings: Settings) -> Iterator[tuple[dict[str, Any], Entry]]:
+    """The entries of a baseline with their facts; obsolete if its spec does not use them or is gone.
 
     An entry of a spec in Python counts as used: its cases are known only when it runs.
     """
@@ -253,16 +242,22 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[_Kept]:
     for name in known.names():
         entry = known.entry(name)
         assert entry is not None
-        state = "in use" if name in used else "obsolete"
-        yield _Kept(file=file, device=known.device, name=name, entry=entry, state=state)
+        row = {
+            "name": "::".join(name),
+            "file": file.as_posix(),
+            "device": known.device,
+            "case": name[0],
+            "check": name[1],
+            "state": "in use" if name in used else "obsolete",
+            "ratio": entry.ratio.median,
+            "ci95": [entry.ratio.low, entry.ratio.high],
+            "recorded": entry.recorded,
+        }
+        yield row, entry
 
 
-def _entry_lines(kept: _Kept, action: str) -> list[str]:
-    entry = kept.entry
-    mark = "removed" if action == "prune" else kept.state
-    head = f"  {'::'.join(kept.name)}  {_figure_text(entry)}  {mark}"
-    if action != "show":
-        return [head]
+def _entry_lines(entry: Entry) -> list[str]:
+    """Environment, rules and history of an entry."""
     facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
     facts |= {
         f"rule {name}": "none" if value is None else str(value) for name, value in sorted(entry.rules.items())
@@ -272,7 +267,7 @@ def _entry_lines(kept: _Kept, action: str) -> list[str]:
     for figure in (*entry.history, entry)[::-1]:
         lines += [] if figure is entry else [f"    before: {_figure_text(figure)}"]
         lines += [f"      changed: {plain(text, 200)}" for text in figure.changed]
-    return [head, *lines]
+    return lines
 
 
 def _figure_text(figure: Figure) -> str:

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec._core import hooks, registry
+from qdqspec._core import hooks
 from qdqspec._core.config import BUILD_OPTIONS, Settings, find_folder, note_owner, other_owner
 from qdqspec._core.files import RESULT, explained
-from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw
+from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw, shown_on
 from qdqspec.app.cases import find_cases, judge_case
-from qdqspec.app.cli.arguments import (
-    ArgumentGroup,
+from qdqspec.app.cli.command import (
+    COLOR,
+    FINE,
+    IMPOSSIBLE,
+    WANTING,
     Joined,
+    answer,
     argument,
+    complain,
     data_given,
+    group,
     number,
     output,
+    refuse_input_as_output,
     settings_from,
     shapes_option,
     switch,
     values,
     verb,
-)
-from qdqspec.app.cli.output import (
-    COLOR,
-    FINE,
-    IMPOSSIBLE,
-    WANTING,
-    answer,
-    complain,
-    refuse_input_as_output,
     writable_folder,
 )
 from qdqspec.app.cli.verify import reduce_failures
@@ -49,6 +47,9 @@ if TYPE_CHECKING:
     from qdqspec.app.session import Session
 
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run writes
+_OWN = frozenset(
+    {"run", "json", "color", "what", "output", "reduce_failures"}
+)  # arguments beside those of a case
 
 
 # ---- options that set keys of a spec ---------------------------------------------------------------
@@ -65,7 +66,7 @@ def _truth(text: str) -> bool | str:
 
 
 GROUPS = (
-    ArgumentGroup("data and shapes", (
+    group("data and shapes",
         argument("--calibration", "PATH",
             "Data for the ranges of activations: .npz or .npy, a folder or a quoted glob of them, or a quoted"
             " table as in a spec, such as '{images: photos, size: 224}'.", type=data_given),
@@ -80,8 +81,8 @@ GROUPS = (
             "Smallest shapes of inputs whose dimensions are dynamic (default: --opt-shapes)."),
         shapes_option("--opt-shapes", "The shapes at which models are timed, in place of --shapes."),
         shapes_option("--max-shapes", "Largest shapes (default: --opt-shapes)."),
-    )),
-    ArgumentGroup("quantization", (
+    ),
+    group("quantization",
         argument("--quant", "FORMAT", "Number format (default of a model: int8)."),
         argument("--corrections", "auto|none|LIST",
             "Corrections of scales, weights and biases, which cost no time in the model: auto (default), "
@@ -98,8 +99,8 @@ GROUPS = (
         argument("--include-file", "FILE",
             "A file of globs over node names, one a line; for operator patterns use --allow."),
         argument("--exclude", "GLOB", "Do not quantize nodes with matching names. Repeatable.", action="append"),
-    )),
-    ArgumentGroup("limits", (
+    ),
+    group("limits",
         argument("--min-sqnr-db", "DB|none",
             "Smallest SQNR of the selected model in dB (default: 20 without a task metric); none: no limit.",
             type=number),
@@ -111,8 +112,8 @@ GROUPS = (
         argument("--min-gain", "SHARE",
             "Share of the time that the selected model must save, proved by its interval, such as 0.02 or 2% "
             "(default: 2%).", type=number),
-    )),
-    ArgumentGroup("search", (
+    ),
+    group("search",
         argument("--strategy", "NAME", "Search strategy (default: attribution)."),
         argument("--preset", "quick|default|extensive", "Size of the search."),
         argument("--trials", "N", "Largest number of builds.", type=number),
@@ -141,7 +142,7 @@ GROUPS = (
             action="append"),
         argument("--graph-json", "FILE",
             "Layer information exported by a tool of the runtime; regions follow the kernels of the engine."),
-    )),
+    ),
 )  # fmt: skip
 
 
@@ -150,13 +151,13 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
 
     Raises `SpecError`, in terms of the command line, if a value is not valid, and `ConfigError` if options contradict.
     """
-    own = [option for group in GROUPS for option in group.arguments]
-    flags = {option.key: option.names[0] for option in own}
-    asked = {key: value for key in flags if (value := getattr(arguments, key)) is not None}
+    given = {word: value for word, value in vars(arguments).items() if not word.startswith("qdq_")}
+    asked = {word: value for word, value in given.items() if value is not None and word not in _OWN}
     if not asked:
         return case
     from qdqspec.spec import with_words
 
+    flags: dict[str, str] = {}
     bounds = {bound: asked.pop(f"{bound}_shapes", {}) for bound in ("min", "opt", "max")}
     if any(bounds.values()):
         if "shapes" in asked:
@@ -185,7 +186,7 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
             raise ConfigError("--graph-json is a model", cure=f"name a file that {tools} wrote")
         asked |= {"regions": "fusion", "graph": graph}
         flags |= dict.fromkeys(("regions", "graph"), "--graph-json")
-    return with_words(case, asked, written=lambda name: flags.get(name, name))
+    return with_words(case, asked, written=lambda word: flags.get(word, f"--{word.replace('_', '-')}"))
 
 
 # ---- the verb ------------------------------------------------------------------------------------
@@ -343,19 +344,13 @@ def _judge_cases(cases: list[Case], session: Session) -> list[str]:
     return errors
 
 
-@contextmanager
-def _show_progress(session: Session) -> Iterator[None]:
+def _show_progress(session: Session) -> AbstractContextManager[None]:
     display: Display = (
         ProgressBar(file=sys.stderr, colored=COLOR.get() != "never")
         if can_draw(is_terminal=sys.stderr.isatty())
         else Heartbeat(complain)
     )
-    session.watch = display.update
-    try:
-        yield
-    finally:
-        session.watch = None
-        display.close()
+    return shown_on(display, session)
 
 
 def _write_reports(
@@ -405,20 +400,15 @@ def _write_reports(
 def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The backends of ``--backend`` if it names several, and ``arguments`` get the first; none otherwise.
 
-    Raises `ConfigError` for an unknown name, and for one that occurs twice.
+    Raises `ConfigError` for an unknown name.
     """
-    given = tuple(name.strip() for name in (arguments.qdq_backend or "").split(","))
-    if len(given) == 1:
+    if arguments.qdq_backend is None:
         return ()
-    known = registry.names("backend")
-    for name, count in Counter(given).items():
-        if name not in known:
-            near = registry.did_you_mean(name, known)
-            raise ConfigError(f"--backend: unknown backend '{name}'{near}", cure=f"known: {', '.join(known)}")
-        if count > 1:
-            raise ConfigError(f"--backend: '{name}' is given twice", cure="name each backend once")
-    arguments.qdq_backend = given[0]
-    return given
+    given = tuple(dict.fromkeys(name.strip() for name in arguments.qdq_backend.split(",")))
+    for name in given[::-1]:
+        arguments.qdq_backend = name
+        settings_from(arguments)
+    return given if len(given) > 1 else ()
 
 
 def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
@@ -428,13 +418,9 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
     """
     if not backends:
         return list(cases)
-    for case in cases:
-        if case.backend is not None:
-            raise ConfigError(
-                "this spec chooses its backend already",
-                where=case.name,
-                cure="leave --backend out",
-            )
+    if own := [case for case in cases if case.backend is not None]:
+        what = "this spec chooses its backend already"
+        raise ConfigError(what, where=own[0].name, cure="leave --backend out")
     return [
         replace(
             case,
@@ -449,7 +435,6 @@ def on_backends(cases: Sequence[Case], backends: Sequence[str]) -> list[Case]:
 
 # ---- options of ModelOpt's autotune, each an error that names the equivalent one -------------------
 
-_PRESETS = ("quick", "default", "extensive")
 # ModelOpt's option: its replacement. Backends declare those that concern their runtime.
 _WORDS = {
     "--onnx_path": "give the model as the first argument: qdqspec tune model.onnx",
@@ -478,14 +463,9 @@ def equivalents() -> dict[str, str]:
 
 def refuse_mode(words: Sequence[str]) -> None:
     """Raise `ConfigError` for ModelOpt's ``--mode quick``: the option exists here with another meaning."""
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        given = value if equals else next(iter(words[position + 1 :]), "")
-        if name == "--mode" and given in _PRESETS:
-            raise ConfigError(
-                f"--mode {given} is an option of ModelOpt's autotune; --mode here is run, measure, verify or plan",
-                cure=f"use --preset {given}",
-            )
+    if given := re.search(r"--mode[= ](quick|default|extensive)\b", " ".join(words)):
+        what = f"--mode {given[1]} is an option of ModelOpt's autotune; --mode here is run, measure, verify or plan"
+        raise ConfigError(what, cure=f"use --preset {given[1]}")
 
 
 def refuse_words(unknown: Sequence[str]) -> None:

@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING
 from qdqspec._core.config import BUILD_OPTIONS, find_folder
 from qdqspec._core.records import to_data
 from qdqspec.app.cases import find_case, is_spec
-from qdqspec.app.cli.arguments import (
+from qdqspec.app.cli.command import (
+    FINE,
     MODEL,
-    ArgumentGroup,
+    WANTING,
+    answer,
     argument,
+    complain,
     data_given,
+    group,
     input_options,
     inputs_given,
     model_given,
+    note,
     output,
     settings_from,
     verb,
+    writable_folder,
 )
-from qdqspec.app.cli.output import FINE, WANTING, answer, complain, note, writable_folder
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.types import NOT_CANDIDATES, Case, Probe
 
@@ -51,21 +56,19 @@ _MINUTES = 5.0  # of a reduction
         type=Path,
         nargs="?",
     ),
-    ArgumentGroup(
+    group(
         "",
-        (
-            argument(
-                "--data --evaluation",
-                "PATH",
-                "Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
-                type=data_given,
-            ),
-            argument(
-                "--input",
-                "NPZ",
-                "One input, saved by a parity check together with the limits that it broke.",
-                type=Path,
-            ),
+        argument(
+            "--data --evaluation",
+            "PATH",
+            "Inputs to compare on, as `tune --evaluation` takes them (default: random ones).",
+            type=data_given,
+        ),
+        argument(
+            "--input",
+            "NPZ",
+            "One input, saved by a parity check together with the limits that it broke.",
+            type=Path,
         ),
     ),
     *input_options(),

@@ -22,7 +22,7 @@ def open_session(settings: Settings, expected: Iterable[Case], **more: Any) -> S
     ``more`` are arguments of a `Session` on this machine.
     """
     if settings.cluster is not None and settings.mode != "plan":
-        from qdqspec.app.cluster.session import ClusterSession
+        from qdqspec.app.cluster.client import ClusterSession
 
         return ClusterSession(settings, expected=expected)
     from qdqspec.app.session import Session

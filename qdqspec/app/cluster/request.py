@@ -1,9 +1,10 @@
 """A case with its settings and files as a request to a worker, the process that runs it, and its answer.
 
-The request is JSON data, and each path of the case is relative to the job's folder. A worker runs one case by
-``python -m qdqspec.app.cluster.request FOLDER SETTINGS``: it reads ``request.json`` of the folder, reports progress on
-standard output, one JSON line each, and writes ``answer.json``. It ends with all its children as soon as its standard
-input is closed, so that nothing is left of a case whose worker was killed.
+The request is JSON data. The folder of a job mirrors the client's disk below ``disk``: a file of the case, its output
+folder and the cache have the same paths there, so that the results are valid paths on the client without that prefix.
+A worker runs one case by ``python -m qdqspec.app.cluster.request FOLDER SETTINGS``: it reads ``request.json`` of the
+folder, reports progress on standard output, one JSON line each, and writes ``answer.json``. It ends with all its
+children as soon as its standard input is closed, so that nothing is left of a case whose worker was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,15 +26,15 @@ from qdqspec._core.files import replace_file
 from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
-from qdqspec.app.cases import judge_case
-from qdqspec.checks import FOLDER, Check, baseline_folder, requested
-from qdqspec.errors import ConfigError, DataError, ModelError, QdqspecError
+from qdqspec.app.cases import judge_case, with_paths
+from qdqspec.checks import Check, baseline_folder, requested
+from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.graph import load_model
-from qdqspec.types import Case, CheckSpec, Data, DataSource
+from qdqspec.types import Case, CheckSpec, Data
 from qdqspec.types.requests import ScoreRequest
 
 _TO_WORKER = "to: qdqspec worker ADDRESS"
-INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
+DISK = "disk"  # the folder of a job that mirrors the client's disk
 REQUEST, ANSWER, LOG = "request.json", "answer.json", "log.txt"
 # Settings that a client decides. The device, plugins and the worker's own options of backends are the worker's.
 _SENT = (
@@ -42,58 +43,47 @@ _SENT = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Package:
-    """The request of a case, with its settings, as JSON data, and the files that both need."""
+def in_job(path: Path) -> Path:
+    """The place of a file or folder of the client in the folder of a job."""
+    return Path(DISK) / path.relative_to(path.anchor)
 
-    request: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, Path] = field(default_factory=dict)  # by path in the job's folder
-    places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
 
-    def add_folder(self, path: str, source: Path) -> None:
-        """Add all files below a folder."""
-        for file in sorted(each for each in source.rglob("*") if each.is_file()):
-            self.files[f"{path}/{file.relative_to(source).as_posix()}"] = file
+def pack(
+    case: Case, settings: Settings, output: Path, more: Iterable[Path] = ()
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The request of a case that writes to ``output``, and the files that it needs, ``more`` too, by place in the job.
 
-    def place(self, path: Path | None) -> Path | None:
-        """Add a file, a folder or the files of a glob of the case, and return its path in the job's folder."""
+    Raises `QdqspecError` if it depends on something that cannot be sent.
+    """
+    _refuse_local(case, settings)
+    files: dict[str, Path] = {}
+
+    def send(path: Path | None) -> Path | None:
+        """Add a file, the files of a folder or those of a glob; its place in the job."""
         if path is None:
             return None
-        if path.exists() or not glob.has_magic(str(path)):
-            place = f"{INPUTS}/{len(self.places)}/{path.name}"
-            self.places.append((place, path))
-            if path.is_dir():
-                self.add_folder(place, path)
-            elif path.is_file():
-                self.files[place] = path
-            else:
+        found = [path]
+        if glob.has_magic(str(path)) and not path.exists():
+            found = [*map(Path, glob.glob(str(path), recursive=True))]  # noqa: PTH207 - it is absolute
+        for one in found:
+            if not one.exists():
                 raise DataError("this file does not exist", where=path)
-            return Path(place)
-        base = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
-        place = f"{INPUTS}/{len(self.places)}"
-        self.places.append((place, base))
-        for name in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 - it is absolute
-            if Path(name).is_file():
-                self.files[f"{place}/{Path(name).relative_to(base).as_posix()}"] = Path(name)
-        return Path(place) / path.relative_to(base)
+            for file in one.rglob("*") if one.is_dir() else [one]:
+                if file.is_file():
+                    files[in_job(file).as_posix()] = file
+        return in_job(path)
 
-
-def pack(case: Case, settings: Settings) -> Package:
-    """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
-    _refuse_local(case, settings)
-    package = Package()
-    moved = _move_paths(case, package.place)
-    for file in load_model(case.model).external_files():
-        relative = Path(os.path.relpath(file, case.model.parent))
-        if ".." in relative.parts:
-            raise ModelError("its external data is not below its own folder", where=case.model)
-        package.files[(moved.model.parent / relative).as_posix()] = file
-    if case.spec is not None and moved.spec is not None:
-        own, sent = baseline_folder(case.spec), moved.spec.parent / FOLDER / case.spec_name
-        package.files |= {(sent / file.name).as_posix(): file for file in sorted(own.glob("*.json"))}
-    package.request["case"] = to_data(replace(moved, metrics={}, loaders={}))
-    package.request["settings"] = {name: to_data(getattr(settings, name)) for name in _SENT}
-    return package
+    moved = with_paths(case, send)
+    for file in (*load_model(case.model).external_files(), *more):
+        send(file)
+    for file in baseline_folder(case.spec).glob("*.json") if case.spec is not None else ():
+        send(file)
+    folders = {"root": settings.root, "output": output, "cache": settings.cache_dir}
+    return {
+        "case": to_data(replace(moved, metrics={}, loaders={})),
+        "settings": {name: to_data(getattr(settings, name)) for name in _SENT},
+        "folders": {name: in_job(folder).as_posix() for name, folder in folders.items()},
+    }, files
 
 
 def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[Case, Settings]:
@@ -108,42 +98,18 @@ def unpack(request: Mapping[str, Any], folder: Path, worker: Settings) -> tuple[
         checks.append(CheckSpec(**{**check, "params": kind.Params.model_validate(check["params"])}))
     case = from_data(Case, data)
 
-    case = replace(_move_paths(case, lambda path: path and folder / path), checks=tuple(checks))
+    case = replace(with_paths(case, lambda path: path and folder / path), checks=tuple(checks))
     given = from_data(Settings, {name: value for name, value in request["settings"].items() if name in _SENT})
+    folders = {name: folder / path for name, path in request["folders"].items()}
     return case, replace(
         given,
-        root=folder / INPUTS,
-        output=folder / OUTPUT,
-        cache_dir=folder / CACHE,
+        root=folders["root"],
+        output=folders["output"],
+        cache_dir=folders["cache"],
         layout="",
         device=worker.device,
         plugin=worker.plugin,
         backend_option=(*given.backend_option, *worker.backend_option),
-    )
-
-
-def _move_paths(case: Case, path: Callable[[Path | None], Path | None]) -> Case:
-    """The case with all paths changed, also the paths of its data."""
-
-    def data(source: DataSource | None) -> DataSource | None:
-        if not isinstance(source, Data):
-            return path(source)
-        return replace(source, path=path(source.path), labels=path(source.labels))
-
-    model = path(case.model)
-    assert model is not None
-    return replace(
-        case,
-        model=model,
-        spec=path(case.spec),
-        inputs=replace(
-            case.inputs,
-            calibration=data(case.inputs.calibration),
-            scales=path(case.inputs.scales),
-            evaluation=data(case.inputs.evaluation),
-        ),
-        regions=replace(case.regions, graph=path(case.regions.graph)),
-        tune=replace(case.tune, start_from=tuple(filter(None, map(path, case.tune.start_from)))),
     )
 
 
@@ -180,9 +146,8 @@ def _refuse_local(case: Case, settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A `QdqspecError` as data, by the name of its class."""
+    """A `QdqspecError` as data."""
 
-    kind: str
     what: str
     where: str | None = None
     cure: str | None = None
@@ -190,32 +155,25 @@ class Failure:
     @classmethod
     def of(cls, error: QdqspecError) -> Failure:
         """The failure of an error."""
-        return cls(kind=type(error).__name__, what=error.what, where=error.where, cure=error.cure)
+        return cls(what=error.what, where=error.where, cure=error.cure)
 
     def error(self) -> QdqspecError:
-        """The error, of the same class; a `PatternError` becomes a `SpecError`."""
-        from qdqspec import errors
-
-        kind: Any = getattr(errors, self.kind, QdqspecError)
-        if kind is errors.PatternError:
-            kind = errors.SpecError
-        found: QdqspecError = kind(self.what, where=self.where, cure=self.cure)
-        return found
+        """The error."""
+        return QdqspecError(self.what, where=self.where, cure=self.cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The result of a case: its run record and baselines as JSON data, and the errors of its checks by id.
 
-    ``failure`` is an error before any check; ``skipped`` is why the device cannot run the case.
+    ``failure`` is an error before any check.
     """
 
-    folder: str = ""  # of the job, which paths in the other fields begin with
+    folder: str = ""  # which paths in the other fields begin with
     record: Any = None
     renewals: tuple[Any, ...] = ()
     errors: dict[str, Failure] = field(default_factory=dict)
     failure: Failure | None = None
-    skipped: str = ""
 
 
 def main() -> int:
@@ -250,16 +208,16 @@ def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress
         with closing(Session(settings, watch=watch)) as session:
             found = session.availability(case)
             if not found.usable:
-                return Answer(folder=str(folder), skipped=found.why)
+                raise ConfigError(f"the worker cannot run the case: {found.why}", where=case.name)
             errors = judge_case(session, case)
             return Answer(
-                folder=str(folder),
+                folder=str(folder / DISK),
                 record=record_to_json(session.record()),
                 renewals=to_data(session.renewals()),
                 errors={check: Failure.of(error) for check, error in errors.items()},
             )
     except QdqspecError as error:
-        return Answer(folder=str(folder), failure=Failure.of(error))
+        return Answer(folder=str(folder / DISK), failure=Failure.of(error))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from qdqspec._core.files import replace_file
 from qdqspec._core.programs import end_program, python_command
 from qdqspec._core.records import from_data, to_data
 from qdqspec.app.cluster.address import Address
-from qdqspec.app.cluster.request import ANSWER, CACHE, LOG, OUTPUT, REQUEST, Answer, Failure
+from qdqspec.app.cluster.request import ANSWER, LOG, REQUEST, Answer, Failure
 from qdqspec.app.preparation.runtimes import resources_of
 from qdqspec.errors import ConfigError, QdqspecError
 
@@ -74,29 +74,27 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
+class WorkerInfo(Announcement):
     """A connected worker, as its scheduler knows it."""
 
     address: str
-    announcement: Announcement
     free_bytes: int
     silent_seconds: float
 
     @classmethod
     def of(cls, address: str, known: Mapping[str, Any], now: float) -> WorkerInfo | None:
         """The worker of an entry of the scheduler; ``None`` if it is not a worker of qdqspec."""
-        try:
-            announcement = from_data(Announcement, known[ANNOUNCED])
-        except (KeyError, ValueError):
-            return None
-        free = known.get("metrics", {}).get(ANNOUNCED, 0)
+        free = int(known.get("metrics", {}).get(ANNOUNCED, 0))
         silent = max(0.0, now - float(known.get("last_seen", now)))
-        return cls(address=address, announcement=announcement, free_bytes=int(free), silent_seconds=silent)
+        own = {"address": address, "free_bytes": free, "silent_seconds": round(silent, 1)}
+        try:
+            return from_data(cls, {**known[ANNOUNCED], **own})
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def offers(self, device: Device) -> bool:
         """Whether the worker can run tasks on a device."""
-        mine = self.announcement
-        return mine.version == __version__ and device.resource in {each.resource for each in mine.devices}
+        return self.version == __version__ and device.resource in {each.resource for each in self.devices}
 
 
 def announce(settings: Settings, backends: tuple[str, ...]) -> Announcement:
@@ -214,10 +212,10 @@ def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[An
     import dask
     from distributed import get_worker
 
-    folder, settings, _ = dask.config.get(f"{_CONFIG}.given")
+    home, settings, _ = dask.config.get(f"{_CONFIG}.given")
     worker = get_worker()
     task = worker.get_current_task()
-    job = Path(folder) / "jobs" / task
+    job = Path(home) / "jobs" / task
 
     def report(progress: object) -> None:
         worker.log_event(request["topic"], {"job": task, "worker": worker.address, "progress": progress})
@@ -234,7 +232,8 @@ def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[An
         replace_file(job / REQUEST, json.dumps(dict(request)))
         answer = run_process(job, settings, report, is_wanted)
         written = {}
-        for path in (each for top in (OUTPUT, CACHE) for each in (job / top).rglob("*")):
+        folders = [job / request["folders"][name] for name in ("output", "cache")]
+        for path in (each for folder in folders for each in folder.rglob("*")):
             if path.is_file() and not path.name.startswith("."):
                 name, content = path.relative_to(job).as_posix(), path.read_bytes()
                 if files.get(name) != content:

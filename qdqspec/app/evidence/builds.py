@@ -123,7 +123,7 @@ def _load(
         runtime = f"{library} {version}".strip()
         if wanted[:1].isdecimal() and not f"{version}.".startswith(f"{wanted}."):
             return Linted(missing=f"{runtime} is installed, not {wanted}")
-        if gpu is not None and any(each.word == "for" for each in backend.options.options):
+        if gpu is not None and any(each.name == "for" for each in backend.options.options):
             options = replace(options, extra={f"{owner}.for": "SM{}{}".format(*gpu), **options.extra})
             try:
                 backend.options.read(options.extra)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec.app.cases import load_cases
+from qdqspec.app.cases import load_cases, with_paths
 from qdqspec.app.plugin._compat import DataModule
 from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
 from qdqspec.app.plugin.state import settings_of
 from qdqspec.errors import SpecError
-from qdqspec.types import Case, CheckSpec, Data
+from qdqspec.types import Case, CheckSpec
 
 # a conftest may replace these fixtures
 _CHANGING = ("qdq_model", "qdq_calibration", "qdq_metrics", "qdq_data")
@@ -81,13 +81,13 @@ def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     from qdqspec.spec import CURE, LEADS_OUT, path_rules
 
     rules = path_rules(path, settings.root, settings.allow_path)
-    named: list[Path | None] = [case.model, case.inputs.scales, case.regions.graph]
-    for source in (case.inputs.calibration, case.inputs.evaluation):
-        named += [source.path, source.labels] if isinstance(source, Data) else [source]
-    named += case.tune.start_from
-    for far in (rules.far(one) for one in named if one is not None):
-        if far is not None:
+
+    def refuse(one: Path | None) -> Path | None:
+        if one is not None and (far := rules.far(one)) is not None:
             raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
+        return one
+
+    with_paths(case, refuse)
 
 
 class CaseNode(_Explained):
@@ -113,10 +113,8 @@ class CaseNode(_Explained):
                 pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
             )
         if node.config.pluginmanager.has_plugin("xdist"):
-            # The scheduler of --dist loadgroup cuts a node id at its last '@'.
-            # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
-            together = node.nodeid if case.backend is None else getattr(parent, "nodeid", "")
-            node.add_marker(pytest.mark.xdist_group(together.replace("@", "_")))
+            # as the plugin's own scheduler; that of --dist loadgroup cuts a node id at its last '@'
+            node.add_marker(pytest.mark.xdist_group(parent.nodeid.replace("@", "_")))
         return node
 
     def collect(self) -> Iterator[CheckItem]:

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qdqspec._core.config import Settings
-from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw
+from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw, shown_on
 from qdqspec._core.units import origin_text
 from qdqspec.app.plugin._compat import is_worker, located_text, reporter_of, uncaptured
 from qdqspec.app.plugin.state import name_of, settings_of
@@ -211,8 +211,7 @@ def without_traceback(error: BaseException, path: Path, line: int) -> Any | None
 # ---- progress ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
+def show_progress(config: pytest.Config, session: Any) -> AbstractContextManager[None]:
     """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it.
 
     It is a live bar on a terminal, else a line a minute; both bypass pytest's capture. ``-q`` removes the bar and keeps
@@ -222,14 +221,8 @@ def show_progress(config: pytest.Config, session: Any) -> Iterator[None]:
         config.stash[_DISPLAY] = _choose_display(config)
     display = config.stash[_DISPLAY]
     if display is None or getattr(session, "watch", display) is not None:
-        yield
-        return
-    session.watch = display.update
-    try:
-        yield
-    finally:
-        session.watch = None
-        display.close()
+        return nullcontext()
+    return shown_on(display, session)
 
 
 def _choose_display(config: pytest.Config) -> Display | None:

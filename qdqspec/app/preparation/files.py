@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from qdqspec._core import hooks
-from qdqspec._core.files import OTHER_FOLDER, RESULT, explained, partial_folder
+from qdqspec._core.files import OTHER_FOLDER, RESULT, PartialFolder, explained
 from qdqspec._core.units import cell_text
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import write_half
@@ -292,7 +292,7 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         store, base = None, given.parent
         # integer weights of a large model stay on disk until they are written, like those of the given model
         if given.stat().st_size >= LARGE:
-            base = stack.enter_context(partial_folder(path.parent))
+            base = stack.enter_context(PartialFolder(path.parent))
             store = WeightStore(base, base=given.parent)
         model = equalized(prepared.folded, prepared.equalized_for(placement))
         inserted = Inserter(model, prepared.numbers, store=store).insert(placement)
@@ -330,7 +330,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
     model ``given``.
     """
     try:
-        with explained("the results", folder, OTHER_FOLDER), partial_folder(folder) as stage:
+        with explained("the results", folder, OTHER_FOLDER), PartialFolder(folder) as stage:
             yield stage
             files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
             refuse_own(folder, files, given)

@@ -131,7 +131,7 @@ def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
 @pytest.mark.parametrize(
     ("files", "calibration", "evaluation"),
     [
-        (("calibration.npz", "rest.npz"), "calibration.npz", "rest.npz"),
+        (("calibration.npz", "evaluation.npz"), "calibration.npz", "evaluation.npz"),
         (("0.npz",), "0.npz", "0.npz"),
         (("calibration/0.npz", "calibration/1.npz", "evaluation/0.npz"), "calibration", "evaluation"),
         (("train/0.npz", "val/0.npz"), "train", "val"),

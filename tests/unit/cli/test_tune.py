@@ -13,10 +13,9 @@ import other_fake
 import pytest
 from stand_ins import simulate_times
 
-from qdqspec.app.cli.tune import GROUPS
 from qdqspec.app.session.result import Plan
 from qdqspec.errors import BackendError
-from qdqspec.spec.inline import AskedWithStrategy, inline_case
+from qdqspec.spec.inline import inline_case
 from tests.plugin import fake_session
 
 PLAN = Plan(format="int8", units=0, regions=0)
@@ -177,12 +176,6 @@ checks: [{kind: speedup, min: 1.0}]
     for case in (line, planned("b.qdq.yaml")):
         assert (case.inputs, case.patterns, case.tune) == (asked.inputs, asked.patterns, asked.tune)
         assert case.quantize == asked.quantize
-
-
-def test_every_option_is_an_argument_in_python():
-    combined = {"min_shapes", "opt_shapes", "max_shapes", "pattern_cache", "graph_json"}
-    keys = {option.key for group in GROUPS for option in group.arguments}
-    assert keys - combined <= set(AskedWithStrategy.__annotations__)
 
 
 def test_shapes_and_values_have_the_syntax_of_trtexec(planned):

@@ -64,7 +64,7 @@ def test_only_a_client_with_the_certificate_connects(cluster, tmp_path, monkeypa
     monkeypatch.setattr(client, "_CONNECT", PATIENCE)
     connected = client.Cluster(Address.parse(address), keys)
     (worker,) = connected.workers()
-    assert [device.key for device in worker.announcement.devices] == ["fake"]
+    assert [device.key for device in worker.devices] == ["fake"]
     connected.close()
 
 

@@ -51,7 +51,7 @@ def case(model) -> Case:
 
 
 def opened(settings: Settings, **more: object):
-    from qdqspec.app.cluster.session import ClusterSession
+    from qdqspec.app.cluster.client import ClusterSession
 
     return closing(ClusterSession(settings, **more))
 

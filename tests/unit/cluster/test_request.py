@@ -14,7 +14,7 @@ from chains import SHAPE, chain_model
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases
 from qdqspec.app.cluster.address import Address, make_certificates
-from qdqspec.app.cluster.request import pack, unpack
+from qdqspec.app.cluster.request import in_job, pack, unpack
 from qdqspec.errors import ConfigError, DataError, OutputError
 from qdqspec.types import Case, Data, Inputs
 
@@ -100,7 +100,7 @@ def case(tmp_path) -> Case:
 
 
 def arrived(given: Case, own: Settings, folder: Path) -> tuple[Case, Settings]:
-    sent = json.dumps(pack(given, own).request)
+    sent = json.dumps(pack(given, own, own.root / "out")[0])
     return unpack(json.loads(sent), folder, Settings(device=3))
 
 
@@ -117,8 +117,9 @@ def test_a_case_is_equal_after_the_transfer(case, tmp_path):
 def test_external_data_is_sent(tmp_path):
     weights = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     onnx.save(chain_model(), tmp_path / "chain.onnx", **weights)
-    package = pack(Case(id="default", model=tmp_path / "chain.onnx"), Settings(root=tmp_path))
-    assert package.files.keys() == {"inputs/0/chain.onnx", "inputs/0/w.bin"}
+    case = Case(id="default", model=tmp_path / "chain.onnx")
+    _, files = pack(case, Settings(root=tmp_path), tmp_path / "out")
+    assert {*files} == {in_job(tmp_path / name).as_posix() for name in ("chain.onnx", "w.bin")}
 
 
 @pytest.mark.parametrize(
@@ -131,12 +132,12 @@ def test_external_data_is_sent(tmp_path):
             {"inputs": Inputs(calibration=Data(loader="own:feeds"))},
             "data loader own:feeds is Python code",
         ),
-        ({}, {"model": Path("no.onnx")}, "does not exist"),
+        ({}, {"model": Path("/no.onnx")}, "does not exist"),
     ],
 )
 def test_what_a_worker_cannot_have_is_an_error(case, tmp_path, settings, fields, message):
     with pytest.raises((ConfigError, DataError), match=message):
-        pack(replace(case, **fields), Settings(root=tmp_path, **settings))
+        pack(replace(case, **fields), Settings(root=tmp_path, **settings), tmp_path)
 
 
 def test_files_of_a_glob_and_baselines_are_sent(case, tmp_path):
@@ -149,7 +150,7 @@ def test_files_of_a_glob_and_baselines_are_sent(case, tmp_path):
         (tmp_path / "photos" / name).write_bytes(name.encode())
     globbed = replace(case, inputs=replace(case.inputs, calibration=tmp_path / "photos" / "*.npz"))
     found, _ = arrived(globbed, Settings(root=tmp_path), tmp_path / "job")
-    names = pack(globbed, Settings(root=tmp_path)).files
+    names = pack(globbed, Settings(root=tmp_path), tmp_path)[1]
     assert [name.partition("chain/")[2] for name in names if "__baselines__" in name] == ["fake.json"]
     assert [name.rpartition("/")[2] for name in names if name.endswith("npz")] == [
         "a.npz",

@@ -38,7 +38,7 @@ def test_flags_precede_the_environment_which_precedes_the_file(tmp_path):
         root, flags={"seed": "3"}, environ={"QDQSPEC_SEED": "2", "QDQSPEC_THREADS": "2", "PATH": "/bin"}
     )
     assert (settings.seed, settings.threads, settings.backend) == (3, 2, "fake")
-    origins = {setting.name: setting.origin for setting in list_settings(settings)}
+    origins = {name: origin for name, _, origin in list_settings(settings)}
     assert origins["seed"] == "--qdq-seed"
     assert origins["threads"] == "QDQSPEC_THREADS"
     assert origins["backend"] == "pyproject.toml [tool.qdqspec] backend"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from qdqspec._core.files import (
+    PartialFolder,
     TemporaryFolder,
     copy_whole,
     create_file,
-    partial_folder,
     shared_folder,
     write_whole,
 )
@@ -28,8 +28,8 @@ from qdqspec.errors import OutputError
 KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from qdqspec._core.files import partial_folder
-with partial_folder(Path(sys.argv[1])) as folder:
+from qdqspec._core.files import PartialFolder
+with PartialFolder(Path(sys.argv[1])) as folder:
     (folder / "whole").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -93,7 +93,7 @@ def test_a_changed_clock_removes_no_file_in_use(tmp_path, monkeypatch, hours) ->
     real = time.time
     elsewhere = tmp_path / ".qdqspec-00000000-1-x.part"  # of another machine
     elsewhere.mkdir()
-    with partial_folder(tmp_path) as mine:
+    with PartialFolder(tmp_path) as mine:
         (mine / "half").touch()
         monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
         write_whole(tmp_path / "a", "")
@@ -107,7 +107,7 @@ def test_a_writer_removes_abandoned_files_and_keeps_those_possibly_in_use(tmp_pa
     prefix, _, rest = left.name.removeprefix(".qdqspec-").partition("-")
     elsewhere = left.with_name(f".qdqspec-{prefix[::-1]}-{rest}")
     elsewhere.mkdir()
-    with partial_folder(tmp_path) as mine:
+    with PartialFolder(tmp_path) as mine:
         write_whole(tmp_path / "a", "")
         assert names(tmp_path) == sorted([mine.name, elsewhere.name, "a"]), (
             "on a shared disk, the process may run on another machine"
@@ -162,7 +162,7 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_one() -> None:
         holder.wait()
     assert theirs.exists()
     with TemporaryFolder() as mine:
-        assert left() == sorted([mine.name, f"{mine.name}.lock"])
+        assert left() == [mine.name]
 
 
 def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
