@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from python_page import python_names
+from record_page import RUN
 from verbs_page import verb_fields
 
 from qdqspec._core import hooks, registry
 from qdqspec._core.config import OPTIONS
 from qdqspec.app import cli
-from qdqspec.app.report.record import RunPart
 from qdqspec.backends.base import backend_named
 from qdqspec.qdq.lint import Rule, rules_for
 from qdqspec.qdq.lint.rules import BY_LOADING, range_text
@@ -299,9 +299,9 @@ def _placement_rules() -> Iterator[str]:
 def _record() -> Iterator[str]:
     yield "`--qdq-json=PATH`, `tune --json` and reports with the suffix `.json` hold a [Run](#run); `result.json` of"
     yield "a case is a [Case](#case). Numbers that JSON lacks are the texts `Infinity`, `-Infinity` and `NaN`."
-    schema = RunPart.model_json_schema(mode="serialization")
-    parts = {**schema["$defs"], "RunPart": schema}
-    waiting = ["RunPart"]
+    schema = RUN.model_json_schema(mode="serialization")
+    parts = {**schema["$defs"], "Run": schema}
+    waiting = ["Run"]
     for name in waiting:  # grows
         part = parts[name]
         about = part["description"].replace("``", "`").split("\n\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.accuracy import SampleOutputs, compare_outputs
-from qdqspec.app.evidence.explained import median_layers, steady_changes
+from qdqspec.app.evidence.explained import layer_changes, median_layers
 from qdqspec.app.evidence.timing import TimedFile, time_across
 from qdqspec.backends import Array, Isolated
 from qdqspec.errors import BackendError
@@ -117,7 +117,7 @@ def _compare_layers(
         engines = [opened.enter_context(closing(files[label].open())) for label in labels]
         rounds = [[engine.layers() for engine in engines] for _ in range(profiles)]
     layers = [median_layers(found) for found in zip(*rounds, strict=True)]
-    return steady_changes(layers[::2], layers[1::2])
+    return layer_changes(layers[::2], layers[1::2])
 
 
 def _measure_sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str, samples: int) -> float:

@@ -396,7 +396,7 @@ def alone_case() -> CaseRecord:
 
 def cached_case() -> CaseRecord:
     """A small classifier with a cached result, and its accuracy on labelled data."""
-    cached = Provenance(source="cached", age_seconds=7400)
+    cached = Provenance(source="cached", age_seconds=7400.0)
     pairs = sample_pairs(9)
     # 354 of 360 samples right before, 353 after: two became wrong, and one right
     before, after, samples = 354 / 360, 353 / 360, 360

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
@@ -252,14 +252,12 @@ class TuneRules:
     @property
     def limits(self) -> SearchLimits:
         """The constraints in force."""
-        asked = self.min_sqnr_db
+        asked, default = self.min_sqnr_db, SearchLimits(min_gain=self.min_gain)
         if asked is not None and asked != "none":
-            return SearchLimits(min_sqnr_db=asked, source="given", min_gain=self.min_gain)
+            return replace(default, min_sqnr_db=asked, source="given")
         if self.accuracy is not None:
-            return SearchLimits(min_sqnr_db=None, source="metric", min_gain=self.min_gain)
-        if asked == "none":
-            return SearchLimits(min_sqnr_db=None, source="none", min_gain=self.min_gain)
-        return SearchLimits(min_sqnr_db=DEFAULT_MIN_SQNR_DB, source="default", min_gain=self.min_gain)
+            return replace(default, min_sqnr_db=None, source="metric")
+        return default if asked is None else replace(default, min_sqnr_db=None, source="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,16 +130,6 @@ class Provenance:
     source: Literal["measured", "cached", "replayed", "untimed"] = "measured"
     age_seconds: float = 0.0
 
-    @property
-    def source_text(self) -> str:
-        """``from the cache``."""
-        words = {
-            "untimed": "not timed",
-            "cached": "from the cache",
-            "replayed": "from the journal of an earlier run",
-        }
-        return words.get(self.source, self.source)
-
 
 # ---- outputs -------------------------------------------------------------------------------------
 
@@ -403,11 +393,6 @@ class RuntimeModel:
         """Backend and model: unique within a comparison."""
         return f"{self.backend} {self.model}"
 
-    @property
-    def may_win(self) -> bool:
-        """Whether it was timed and is accurate enough."""
-        return self.ratio is not None and self.limit_db is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeComparison:
@@ -437,7 +422,7 @@ class RuntimeComparison:
             model
             for model in self.models
             if model.label != self.winner
-            and model.may_win
+            and model.limit_db is None
             and model.to_winner is not None
             and model.to_winner.low <= 1
         )

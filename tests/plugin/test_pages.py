@@ -24,8 +24,10 @@ from sessions import few_digits
 
 from qdqspec._core.registry import names
 from qdqspec.app.cli import main, parsers
+from qdqspec.app.report.record import record_to_json
 from qdqspec.qdq.scheme_file import read_scheme
 from qdqspec.spec.models import load_spec
+from qdqspec.testing.records import sample_run
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -197,6 +199,7 @@ def test_the_reference_pages_are_the_generated_ones(monkeypatch: pytest.MonkeyPa
         assert (DOCS / "reference" / name).read_text(encoding="utf-8") == text, (
             "run: python tools/reference.py"
         )
+    importlib.import_module("record_page").RUN.model_validate(record_to_json(sample_run()))
 
 
 def test_the_commands_of_the_tutorial_are_accepted(pytester, models, monkeypatch) -> None:

@@ -320,7 +320,6 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
 
 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
-    from qdqspec.app.evidence.explained import ExplainedEngine
     from qdqspec.app.evidence.timing import profile_models
     from qdqspec.backends import BuildOptions, Isolated
     from qdqspec.graph import QDQ_OPS, load_model
@@ -344,15 +343,13 @@ def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settin
         found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
     data = "the given" if inputs.calibration or inputs.evaluation else "random"
     return [
-        ExplainedEngine(
-            name=name,
-            layers=one.layers,
-            end_to_end_ms=one.median_ms,
+        replace(
+            engine,
             ops=ops,
             quantized=frozenset(node.name for node in loaded[name].nodes if reads_pair(loaded[name], node)),
-            notes=(*one.samples.notes, *_differing(one.definition, settings, f"the {name} model", data)),
+            notes=(*engine.notes, *_differing(definition, settings, f"the {name} model", data)),
         )
-        for name, one in found.items()
+        for name, (engine, definition) in found.items()
     ]
 
 

@@ -17,7 +17,7 @@ from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy import input_specs, random_feeds
-from qdqspec.app.evidence.explained import ExplainedEngine, Row, compare, op_of, short_place
+from qdqspec.app.evidence.explained import EngineComparison, ExplainedEngine, Row, op_of, short_place
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
@@ -241,15 +241,6 @@ def quantized_work(
     return QuantizedWork(nodes=tuple(sorted(nodes)), runs=runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A quantized candidate that was timed: ``trial`` has its accuracy, ``ratio`` its time over the reference's."""
-
-    trial: Trial
-    ratio: Interval
-    roles: tuple[str, ...] = ()  # in the confirmation
-
-
 def rejected_candidates(
     trials: Sequence[Trial],
     lines: Iterable[tuple[str, Trial]],
@@ -264,48 +255,49 @@ def rejected_candidates(
     ``lines`` are the trials of the confirmation by role, ``ratios`` their times. ``scale`` is the time over the
     reference's of the model to which the ratios of other trials refer. ``reference`` are the reference's kernels.
     """
-    by_digest: dict[str, _Candidate] = {}
+    found, timed, roles = dict[str, Trial](), dict[str, Interval](), dict[str, list[str]]()  # by digest
     for trial in trials:
         if is_candidate(trial) and trial.ratio is not None:
-            ratio = scale * trial.ratio
-            candidate = _Candidate(trial=trial, ratio=Interval(median=ratio, low=ratio, high=ratio))
-            by_digest.setdefault(trial.placement.digest, candidate)
+            digest, ratio = trial.placement.digest, scale * trial.ratio
+            found.setdefault(digest, trial)
+            timed.setdefault(digest, Interval(median=ratio, low=ratio, high=ratio))
     for role, line in lines:
         if role in ratios and line.placement.sites:
-            before = by_digest.get(line.placement.digest, _Candidate(trial=line, ratio=ratios[role]))
-            by_digest[line.placement.digest] = replace(
-                before, ratio=ratios[role], roles=(*before.roles, role)
-            )
-    known = sorted(by_digest.values(), key=lambda candidate: candidate.ratio.median)
-    within = [one for one in known if limits.admits(one.trial.placement)]
-    beyond = [one for one in known if one not in within and one.ratio.median < 1]
-    beyond.sort(key=lambda one: limits.figures(one.trial.placement).sqnr_db or -math.inf, reverse=True)
-    groups: dict[str, Sequence[_Candidate]] = {
+            digest = line.placement.digest
+            found.setdefault(digest, line)
+            timed[digest] = ratios[role]
+            roles.setdefault(digest, []).append(role)
+    sqnr_db = {digest: limits.figures(trial.placement).sqnr_db for digest, trial in found.items()}
+    known = sorted(found, key=lambda digest: timed[digest].median)
+    within = [digest for digest in known if limits.admits(found[digest].placement)]
+    beyond = [digest for digest in known if digest not in within and timed[digest].median < 1]
+    beyond.sort(key=lambda digest: sqnr_db[digest] or -math.inf, reverse=True)
+    groups = {
         "fastest candidate": known,
         "fastest candidate within the limits": [] if within[:1] == known[:1] else within,
         "most accurate faster candidate": [] if beyond[:1] == known[:1] else beyond,
-        "everything quantized": [one for one in known if "everything" in one.roles],
-        "placement of the given model": [one for one in known if one.trial.placement.given],
+        "everything quantized": [digest for digest in known if "everything" in roles.get(digest, ())],
+        "placement of the given model": [digest for digest in known if found[digest].placement.given],
     }
-    named: dict[str, tuple[_Candidate, list[str]]] = {}
-    for role, group in groups.items():
-        if group:
-            named.setdefault(group[0].trial.placement.digest, (group[0], []))[1].append(role)
+    named: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        for digest in group[:1]:
+            named.setdefault(digest, []).append(name)
     return tuple(
         RejectedCandidate(
-            role=roles[0] if len(roles) == 1 else f"{roles[0]} ({', '.join(roles[1:])})",
+            role=first if not others else f"{first} ({', '.join(others)})",
             placement=digest,
-            pairs=one.trial.placement.pairs,
-            ratio=one.ratio,
-            is_confirmed=bool(one.roles),
-            sqnr_db=limits.figures(one.trial.placement).sqnr_db,
-            accuracy=one.trial.accuracy,
-            reason=missed_text(limits, one.trial.placement)
-            if one not in within
-            else (SLOWER if one.ratio.median >= 1 else UNPROVED),
-            kernels=_compared(one.trial, reference, ops),
+            pairs=found[digest].placement.pairs,
+            ratio=timed[digest],
+            is_confirmed=digest in roles,
+            sqnr_db=sqnr_db[digest],
+            accuracy=found[digest].accuracy,
+            reason=missed_text(limits, found[digest].placement)
+            if digest not in within
+            else (SLOWER if timed[digest].median >= 1 else UNPROVED),
+            kernels=_compared(found[digest], reference, ops),
         )
-        for digest, (one, roles) in named.items()
+        for digest, (first, *others) in named.items()
     )
 
 
@@ -317,13 +309,13 @@ def _compared(
     before = ExplainedEngine(name="reference", layers=reference, ops=ops)
     if not trial.layers or not before.timed or not tuned.timed:
         return None
-    rows = compare(before, tuned).rows
+    rows = EngineComparison(before, tuned).rows
     slower = [row for row in rows if row.kind == "kernel" and row.difference_ms > 0]
     faster = [row for row in rows if row.kind == "kernel" and row.difference_ms < 0]
     left = (op_of(layer.nodes[0], ops) for layer in tuned.left_in_float if layer.nodes)
     return KernelComparison(
         kernels=len(tuned.kernels),
-        integer=len(tuned.integer),
+        integer=len(tuned.integer_kernels),
         unfused=len(tuned.unfused_pairs),
         left_in_float=dict(Counter(op for op in left if op not in _MOVING)),
         reference_ms=before.sum_ms,

@@ -11,21 +11,20 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec._core.units import plain
-from qdqspec.graph import joined
+from qdqspec.graph import QDQ_OPS, joined
+from qdqspec.graph.ops import HEAVY, POOLS as POOLS, WEIGHT_INPUT
 from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerChangeKind, LayerTime
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]
 
-PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-HEAVY_OPS = WEIGHTED_OPS | {"Attention", "GRU", "LSTM", "RNN"}
+WEIGHTED_OPS = frozenset(WEIGHT_INPUT)
 _END = "the outputs"
 
 
@@ -64,27 +63,27 @@ class ExplainedEngine:
         return [layer for layer in self.layers if not layer.boundary]
 
     @property
-    def integer(self) -> list[LayerTime]:
+    def integer_kernels(self) -> list[LayerTime]:
         """Kernels that compute in integers or another narrow format."""
         return [layer for layer in self.kernels if layer.integer]
 
     @property
     def left_in_float(self) -> list[LayerTime]:
         """Kernels of nodes that read quantized activations and that no integer kernel computes."""
-        float_nodes = self.quantized - {node for kernel in self.integer for node in kernel.nodes}
+        float_nodes = self.quantized - {node for kernel in self.integer_kernels for node in kernel.nodes}
         return [k for k in self.kernels if not k.integer and not float_nodes.isdisjoint(k.nodes)]
 
     @property
     def heavy(self) -> dict[str, bool]:
         """Whether an integer kernel computes it, for each convolution, matrix product, attention or recurrent node."""
         nodes = [node for kernel in self.kernels for node in kernel.nodes]
-        integer = {node for kernel in self.integer for node in kernel.nodes}
-        return {node: node in integer for node in nodes if op_of(node, self.ops) in HEAVY_OPS}
+        integer = {node for kernel in self.integer_kernels for node in kernel.nodes}
+        return {node: node in integer for node in nodes if op_of(node, self.ops) in HEAVY}
 
     @property
     def float_writers(self) -> list[LayerTime]:
         """Integer kernels that write floats, which a later kernel has to quantize again."""
-        return [layer for layer in self.integer if ">" in layer.precision]
+        return [layer for layer in self.integer_kernels if ">" in layer.precision]
 
     @property
     def unfused_pairs(self) -> list[LayerTime]:
@@ -155,11 +154,16 @@ class Row:
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """Two engines of one network. ``renamed`` maps nodes of ``tuned`` to their names in the reference."""
+    """Two engines of one network, whose layers are matched by the nodes that they compute."""
 
     reference: ExplainedEngine
     tuned: ExplainedEngine
-    renamed: Mapping[str, str]
+
+    @cached_property
+    def renamed(self) -> Mapping[str, str]:
+        """The names in the reference of nodes of ``tuned`` that have other names there."""
+        engines = self.reference, self.tuned
+        return same_nodes(*([node for layer in engine.kernels for node in layer.nodes] for engine in engines))
 
     @property
     def ratio(self) -> float:
@@ -179,7 +183,7 @@ class EngineComparison:
         renamed = self.renamed
         theirs = [replace(k, nodes=tuple(renamed.get(n, n) for n in k.nodes)) for k in self.tuned.kernels]
         rows = []
-        for ours, others in kernel_groups(self.reference.kernels, theirs, _kernel_keys):
+        for ours, others in _kernel_groups(self.reference.kernels, theirs):
             place = dict.fromkeys(key for layer in (*ours, *others) for key in _kernel_keys(layer))
             rows.append(Row(tuple(place), "kernel", tuple(ours), tuple(others)))
         before, after = _conversions(self.reference.layers, {}), _conversions(self.tuned.layers, renamed)
@@ -190,21 +194,15 @@ class EngineComparison:
         return tuple(sorted(rows, key=lambda row: -abs(row.difference_ms)))
 
 
-def compare(reference: ExplainedEngine, tuned: ExplainedEngine) -> EngineComparison:
-    """Match the layers of two engines of one network."""
-    names = [[node for layer in engine.kernels for node in layer.nodes] for engine in (reference, tuned)]
-    return EngineComparison(reference, tuned, same_nodes(*names))
-
-
 def find_reference(engines: Sequence[ExplainedEngine]) -> ExplainedEngine:
     """The engine to compare with: the only one without quantized layers, else the first."""
-    plain = [engine for engine in engines if not engine.integer and not engine.unfused_pairs]
+    plain = [engine for engine in engines if not engine.integer_kernels and not engine.unfused_pairs]
     return plain[0] if len(plain) == 1 else engines[0]
 
 
 def is_pair(layer: LayerTime) -> bool:
     """Whether a layer is a Q or DQ that was not fused."""
-    return layer.boundary and layer.op_type in PAIR_OPS
+    return layer.boundary and layer.op_type in QDQ_OPS
 
 
 def ops_in(nodes: Iterable[str], engine: ExplainedEngine) -> set[str]:
@@ -307,7 +305,6 @@ def _in_order(nodes: Sequence[str]) -> list[str]:
 
 
 Layers = Sequence[LayerTime]
-_Key = tuple[str, str]  # "node" or "tensor", and its name
 
 
 def median_layers(profiles: Sequence[Layers]) -> tuple[LayerTime, ...]:
@@ -322,79 +319,65 @@ def median_layers(profiles: Sequence[Layers]) -> tuple[LayerTime, ...]:
     )
 
 
-def steady_changes(before: Sequence[Layers], after: Sequence[Layers]) -> tuple[LayerChange, ...]:
-    """The changes between the first builds of both sides; those of time only if all builds have one of its sign."""
-    first, *rest = [layer_changes(old, new) for old, new in zip(before, after, strict=True)]
-    moved = [{change.nodes + change.tensors: _sign(change) for change in each} for each in rest]
-    found = []
-    for change in first:
-        key = change.nodes + change.tensors
-        if "time" in change.kinds and not all(each.get(key) == _sign(change) for each in moved):
-            change = replace(change, kinds=tuple(kind for kind in change.kinds if kind != "time"))
-        if change.kinds:
-            found.append(change)
-    return tuple(found)
-
-
-def _sign(change: LayerChange) -> float:
-    """1 if it became slower, -1 if faster, 0 if the change of time is not significant."""
-    return math.copysign(1.0, change.after_ms - change.before_ms) if "time" in change.kinds else 0.0
-
-
 def layer_changes(
-    before: Layers, after: Layers, varies: float = 0.25, least_share: float = 0.02
+    before: Sequence[Layers], after: Sequence[Layers], varies: float = 0.25, least_share: float = 0.02
 ) -> tuple[LayerChange, ...]:
-    """The groups of kernels that differ in fusion, precision or time; the largest change of time first.
+    """The places whose kernels differ in fusion, precision or time, the largest change of time first.
 
-    A change of time is listed if it is more than the share ``varies`` of the group's time and ``least_share`` of the
-    model's: lower values list more noise.
+    Both sides have profiles of several builds. Places are those of the first builds; their time differs if in all
+    builds it does so in one direction, by more than the share ``varies`` of the place's time and ``least_share`` of
+    the model's: lower values list more noise.
     """
-    least_ms = least_share * (math.fsum(layer.milliseconds for layer in before) or 1.0)
+    least_ms = least_share * (math.fsum(layer.milliseconds for layer in before[0]) or 1.0)
+
+    def direction(row: Row | None) -> int:
+        """1 if the place became slower, -1 if faster, 0 if the difference is small."""
+        if row is None or abs(row.difference_ms) <= max(least_ms, varies * row.reference_ms):
+            return 0
+        return 1 if row.difference_ms > 0 else -1
+
+    builds = [
+        {
+            (row.place, row.kind): row
+            for row in EngineComparison(*(ExplainedEngine(name="", layers=tuple(one)) for one in both)).rows
+        }
+        for both in zip(before, after, strict=True)
+    ]
     changes = []
-    for sides in kernel_groups(before, after, _keys):
-        before_ms, after_ms = (math.fsum(layer.milliseconds for layer in side) for side in sides)
-        fusions = [Counter(frozenset(_keys(layer)) for layer in side) for side in sides]
-        precisions = [
-            {key: (k.integer, k.precision) for k in side if k.nodes for key in _keys(k)} for side in sides
-        ]
+    for place, row in builds[0].items():
+        sides = row.reference, row.tuned
+        fusions = [Counter(frozenset(layer.nodes) for layer in side) for side in sides]
+        precisions = [{(node, k.integer, k.precision) for k in side for node in k.nodes} for side in sides]
         differs: dict[LayerChangeKind, bool] = {
             "fusion": fusions[0] != fusions[1],
             "precision": precisions[0] != precisions[1],
-            "time": abs(after_ms - before_ms) > max(least_ms, varies * before_ms),
+            "time": {direction(each.get(place)) for each in builds} in ({1}, {-1}),
         }
-        every = list(itertools.chain.from_iterable(sides))
-        texts = [tuple(map(_text, side)) for side in sides]
-        change = LayerChange(
-            nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
-            tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
-            kinds=tuple(kind for kind, is_so in differs.items() if is_so),
-            before=texts[0],
-            after=texts[1],
-            before_ms=before_ms,
-            after_ms=after_ms,
-        )
-        changes += [change] if change.kinds else []
-    return tuple(sorted(changes, key=lambda c: -abs(c.after_ms - c.before_ms)))
+        if any(differs.values()):
+            every = [*row.reference, *row.tuned]
+            change = LayerChange(
+                nodes=tuple(dict.fromkeys(node for layer in every for node in layer.nodes)),
+                tensors=tuple(dict.fromkeys(t for layer in every if not layer.nodes for t in layer.tensors)),
+                kinds=tuple(kind for kind, is_so in differs.items() if is_so),
+                before=tuple(map(_text, row.reference)),
+                after=tuple(map(_text, row.tuned)),
+                before_ms=row.reference_ms,
+                after_ms=row.tuned_ms,
+            )
+            changes.append(change)
+    return tuple(changes)
 
 
-def kernel_groups(
-    before: Layers, after: Layers, keys: Callable[[LayerTime], Sequence[Hashable]]
-) -> list[tuple[list[LayerTime], list[LayerTime]]]:
-    """Kernels of both sides that share keys, directly or through others, in the order of the model."""
-    alike = [keys(layer) for layer in (*before, *after)]
+def _kernel_groups(before: Layers, after: Layers) -> list[tuple[list[LayerTime], list[LayerTime]]]:
+    """Kernels of both sides that share nodes, directly or through others, in the order of the model."""
+    alike = [_kernel_keys(layer) for layer in (*before, *after)]
     classes = joined(dict.fromkeys(key for each in alike for key in each), alike)
     home = {key: number for number, keys_of in enumerate(classes) for key in keys_of}
     groups: dict[int, tuple[list[LayerTime], list[LayerTime]]] = {}
     for side, layers in enumerate((before, after)):
         for layer in layers:
-            groups.setdefault(home[keys(layer)[0]], ([], []))[side].append(layer)
+            groups.setdefault(home[_kernel_keys(layer)[0]], ([], []))[side].append(layer)
     return list(groups.values())
-
-
-def _keys(layer: LayerTime) -> list[_Key]:
-    if layer.nodes:
-        return [("node", node) for node in layer.nodes]
-    return [("tensor", tensor) for tensor in layer.tensors] or [("tensor", layer.name)]
 
 
 def _text(layer: LayerTime) -> str:

@@ -191,6 +191,10 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
     both with the Q/DQ arithmetic as ONNX defines it.
     """
     prepared.resources.report_step("comparing outputs")
+    computed_by = ""  # the runtimes that compute both models as ONNX defines them
+    if not prepared.capabilities.runs:
+        both = f"{ARITHMETIC} and ONNX's reference implementation"
+        computed_by = both if has_foreign_pairs(tuned) else ARITHMETIC
     feeds, kind = prepared.comparison_data()
     with both_models(prepared, tuned, divided=divided) as models:
         requests = (request for check in prepared.case.checks for request in requests_of(check))
@@ -201,15 +205,9 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         return replace(
             compare_outputs(samples, kind, top),
             undivided=models.undivided,
-            computed_by="" if prepared.capabilities.runs else _computed_by(tuned),
+            computed_by=computed_by,
             definition=prepared.definition,
         )
-
-
-def _computed_by(path: Path) -> str:
-    """The runtimes that compute the float model and this one as ONNX defines them."""
-    both = f"{ARITHMETIC} and ONNX's reference implementation"
-    return both if has_foreign_pairs(path) else ARITHMETIC
 
 
 def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
@@ -217,13 +215,12 @@ def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator
 
     A feed whose outputs are not all divided by samples counts as one sample.
     """
-    own = [outputs and without_fill(data, number, outputs) for outputs in run]
-    whole = _of_three(own)
+    whole = SampleOutputs._make(outputs and without_fill(data, number, outputs) for outputs in run)
     if not divided_batch(data, number, run):
         yield whole
         return
     for row in range(min(map(len, whole.reference.values()))):
-        yield _of_three(
+        yield SampleOutputs._make(
             outputs and {name: np.atleast_1d(value)[row : row + 1] for name, value in outputs.items()}
             for outputs in whole
         )
@@ -233,11 +230,6 @@ def divided_batch(data: Iterable[Feed], number: int, run: SampleOutputs) -> int:
     """The number of samples in a batch of which each output has one row a sample; 0 for others."""
     batch = max(data.batch, data.rows[number]) if isinstance(data, Dataset) else 1
     return batch if batch > 1 and {v.shape[:1] for v in run.reference.values()} == {(batch,)} else 0
-
-
-def _of_three(found: Iterable[Mapping[str, Array] | None]) -> SampleOutputs:
-    reference, tuned, arithmetic = found
-    return SampleOutputs(reference or {}, tuned or {}, arithmetic)
 
 
 def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:

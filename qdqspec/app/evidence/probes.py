@@ -17,14 +17,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import write_whole
+from qdqspec._core.records import problem_text
 from qdqspec._core.registry import resolve
 from qdqspec.accuracy import (
     InputResult,
@@ -59,7 +60,6 @@ _CHECK = "check.json"  # the metadata beside the arrays
 _MOST_BYTES = 1 << 20  # largest size of the metadata
 _DATA = "tried"  # name of a probe's data in reports
 _STOPPED = 1e9  # noise assigned to an input on which the tuned model fails
-_OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
 class Prober:
@@ -214,10 +214,8 @@ def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
     if isinstance(prepared.given, OwnCopy):  # which the session removes
         reference = prepared.output / REFERENCE
     models = [_shown(reference), _shown(tuned)]
-    settings = prepared.settings
-    given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
-    extra = [f"--backend-option={option}" for option in settings.backend_option]
-    return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *given, *extra])
+    options = [word.replace("--qdq-", "--", 1) for word in prepared.settings.device_words]
+    return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *options])
 
 
 # ---- files for qdqspec verify -------------------------------------------------------------------
@@ -233,9 +231,9 @@ class SavedProbe:
     inputs: tuple[TriedInput, ...] = ()
 
 
-def _limits(check: Any) -> InputLimits:
+def _limits(check: dict[str, Any]) -> InputLimits:
     """The limits in a file: the parameters of a check. Raises ``ValueError`` if they are not."""
-    kind = str(check.get("kind")) if isinstance(check, dict) else ""
+    kind = str(check.get("kind"))
     try:
         params: Any = cast("Check", resolve("check", kind)).Params.model_validate(check)
     except ConfigError as error:
@@ -252,7 +250,7 @@ class _Metadata(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     schema_version: Literal[1]
-    check: Annotated[Any, BeforeValidator(_limits)]
+    check: dict[str, Any]
     typical: dict[str, Typical]
     inputs: tuple[TriedInput, ...]
 
@@ -285,13 +283,14 @@ def read_probe(path: Path) -> SavedProbe:
         return SavedProbe(feeds=feeds)
     try:
         read = _Metadata.model_validate_json(text)
-    except ValidationError as error:
+        limits = _limits(read.check)
+    except ValueError as error:
         raise DataError(
-            f"'{_CHECK}' in it is damaged: {error.errors(include_url=False)[0]['msg']}",
+            f"'{_CHECK}' in it is damaged: {problem_text(error)}",
             where=path,
             cure="delete it and run the parity check again",
         ) from None
-    return SavedProbe(feeds=feeds, params=read.check, typical=read.typical, inputs=read.inputs)
+    return SavedProbe(feeds=feeds, params=limits, typical=read.typical, inputs=read.inputs)
 
 
 # ---- files for Polygraphy -----------------------------------------------------------------------

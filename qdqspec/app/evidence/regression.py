@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -53,17 +53,13 @@ from qdqspec.types.requests import BaselineRequest
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """The evidence of the case's regression checks, by entry, and the entries to write at the end."""
-
-    evidence: Mapping[str, RegressionEvidence] = field(default_factory=dict)
-    renewals: tuple[Renewal, ...] = ()
-
-
 @dataclass
-class Gatekeeper:
-    """Compares a case with its baseline, or renews it, by the ``first`` measurement and more by ``measure``."""
+class Gate:
+    """Compares a case with its baseline, or renews it, by the ``first`` measurement and more by ``measure``.
+
+    ``evidence`` is that of all baseline requests of the case by entry, without a verdict. ``renewals`` are the entries
+    to write when the run ends.
+    """
 
     case: Case
     settings: Settings
@@ -72,15 +68,14 @@ class Gatekeeper:
     first: LatencyEvidence
     measure: Measure
     note: Callable[[str], None]
-    _renewals: list[Renewal] = field(default_factory=list, init=False)
+    evidence: dict[str, RegressionEvidence] = field(default_factory=dict, init=False)
+    renewals: list[Renewal] = field(default_factory=list, init=False)
 
-    def gate(self) -> Gate:
-        """Gather the evidence of all baseline requests of the case, without a verdict. Times the model."""
+    def __post_init__(self) -> None:
         allowances: dict[str, list[float]] = {}
         for _, request in requested(self.case.checks, BaselineRequest):
             allowances.setdefault(request.key, []).append(request.allowed)
-        evidence = {name: self._evidence_of(name, min(allowed)) for name, allowed in allowances.items()}
-        return Gate(evidence=evidence, renewals=tuple(self._renewals))
+        self.evidence = {name: self._evidence_of(name, min(allowed)) for name, allowed in allowances.items()}
 
     def _evidence_of(self, name: str, allowed: float) -> RegressionEvidence:
         settings, update, file = self.settings, self.settings.update, baseline_file(self.case, self.device)
@@ -140,7 +135,7 @@ class Gatekeeper:
             entry=entry,
             nodes=self.conditions.nodes,
         )
-        self._renewals.append(renewal)
+        self.renewals.append(renewal)
         return replace(
             blank,
             state="written",
@@ -198,7 +193,7 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
 
 
 def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidence, measure: Measure) -> Gate:
-    """The gate of a case whose selected model has this scheme and latency."""
+    """The gate of a case whose selected model has this scheme and latency. Times the model if necessary."""
     # those of data too, which the spec does not state
     timed = [{name: list(array.shape) for name, array in load.feeds.items()} for load in prepared.loads]
     conditions = Conditions(
@@ -211,7 +206,7 @@ def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidenc
         recorded=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     settings, device, note = prepared.settings, prepared.device, prepared.note_once
-    return Gatekeeper(case, settings, device, conditions, latency, measure, note).gate()
+    return Gate(case, settings, device, conditions, latency, measure, note)
 
 
 def change_from(known: Entry, latency: LatencyEvidence) -> TimeChange:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy import feed_of_shapes, input_specs, open_data, random_feeds, shaped_by_data
+from qdqspec.app.evidence.explained import ExplainedEngine
 from qdqspec.app.preparation.files import half_reference, note_float_types, plain_file
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import SAMPLES, Resources, compared_with_definition
@@ -44,7 +45,6 @@ from qdqspec.types import (
     Inputs,
     InputShape,
     LatencyEvidence,
-    LayerTime,
     Placement,
     Progress,
     RuntimeComparison,
@@ -104,16 +104,6 @@ def time_tuned(
     return measured
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """Layers of a built model, its times on a clock, and the difference of its outputs from its definition in ONNX."""
-
-    layers: tuple[LayerTime, ...]
-    samples: Samples = field(default_factory=Samples)
-    median_ms: float | None = None
-    definition: DefinitionEvidence | None = None
-
-
 def profile_models(
     models: Mapping[str, Path],
     backend: Backend,
@@ -123,11 +113,11 @@ def profile_models(
     clock: Clock,
     seed: int = 0,
     rounds: int = 12,
-) -> dict[str, Profiled]:
+) -> dict[str, tuple[ExplainedEngine, DefinitionEvidence | None]]:
     """Profile models on the same inputs: the first sample of the data of ``inputs``, or random ones from the seed.
 
-    Without a clock the kernels have no times. More ``rounds`` give narrower times, and take a turn of each model each.
-    Raises `BackendError` if a model does not build.
+    Also the difference of their outputs from their definitions in ONNX. Without a clock the kernels have no times. More
+    ``rounds`` give narrower times, and take a turn of each model each. Raises `BackendError` if a model does not build.
     """
     random, has_clock = np.random.default_rng(seed), backend.capabilities(options).has_clock
     definitions, engines = dict[str, DefinitionEvidence | None](), dict[str, Engine]()
@@ -156,11 +146,14 @@ def profile_models(
                 name = names[position]
                 samples[name] += turns[name].sample(engines[name])
         return {
-            name: Profiled(
-                layers=engine.layers() if has_clock else engine.layers(1),
-                samples=samples[name],
-                median_ms=samples[name].median_ms(clock) if has_clock else None,
-                definition=definitions[name],
+            name: (
+                ExplainedEngine(
+                    name=name,
+                    layers=engine.layers() if has_clock else engine.layers(1),
+                    end_to_end_ms=samples[name].median_ms(clock) if has_clock else None,
+                    notes=samples[name].notes,
+                ),
+                definitions[name],
             )
             for name, engine in engines.items()
         }

@@ -70,19 +70,8 @@ def px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high, three to eight of them; 1 is among them if it is in the range."""
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        return []
-    raw = (high - low) / 5
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(step * index, 12) for index in range(first, last + 1)]
-
-
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """Maps values to pixels; a value outside the range is drawn at the end of the axis."""
 
     low: float
@@ -91,11 +80,19 @@ class _Axis:
     end: float
 
     def __call__(self, value: float) -> float:
+        """The pixel of a value."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * share
 
     def ticks(self) -> list[float]:
-        return ticks(self.low, self.high)
+        """Round numbers of the range, three to eight of them; 1 is among them if it is in the range."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            return []
+        raw = (self.high - self.low) / 5
+        unit = 10.0 ** math.floor(math.log10(raw))
+        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * (1 - 1e-9))
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(step * index, 12) for index in range(first, last + 1)]
 
 
 def _upright(x: float, top: float, bottom: float, label: str = "", style: str = "grid") -> str:
@@ -126,7 +123,7 @@ def latency_chart(latency: LatencyEvidence) -> str:
     names = {role: (role_text(role, 18), f"{ms_text(latency.median_ms(role))} ms") for role in runs}
     top = max(_quantile(values, 0.97) for values in runs.values()) * 1.06 or 1.0
     height = 50 * len(runs) + 34
-    x = _Axis(0, top, 8, WIDTH - 14)
+    x = Axis(0, top, 8, WIDTH - 14)
     parts = [_upright(x(tick), 2, height - 26, f"{tick:g}" if tick else "") for tick in x.ticks()]
     parts.append(text(x.start, height - 12, "0 ms", "tick"))
     for row, (role, values) in enumerate(runs.items()):
@@ -171,8 +168,8 @@ def search_chart(search: SearchResult) -> str:
     ratios = [trial.ratio for trial in trials if trial.ok and trial.ratio is not None]
     top = min(max([1.1, *ratios]) * 1.05, 2.0)
     height, last = 214, max(1, *(trial.number for trial in trials))
-    x = _Axis(0, last, 46, WIDTH - 16)
-    y = _Axis(max(0.0, min([0.9, *ratios]) - 0.08), top, height - 38, 24)
+    x = Axis(0, last, 46, WIDTH - 16)
+    y = Axis(max(0.0, min([0.9, *ratios]) - 0.08), top, height - 38, 24)
     parts = [text(8, 12, "time over the reference's", "tick")]
     parts += [_level(y(level), x.start, x.end, f"{level:g}", _style_at(level)) for level in y.ticks()]
     numbers = sorted({int(tick) for tick in x.ticks() if tick == int(tick)})
@@ -261,7 +258,7 @@ def front_chart(search: SearchResult) -> str:
     return frame(WIDTH, 240, f"Time over the reference's against {title}, the front: {points}", parts)
 
 
-def _front_axes(points: Sequence[tuple[float, float]]) -> tuple[_Axis, _Axis]:
+def _front_axes(points: Sequence[tuple[float, float]]) -> tuple[Axis, Axis]:
     ratios, levels = [ratio for ratio, _ in points], [level for _, level in points]
     low, high = min(ratios), max([1.0, *ratios])
     wide = (high - low) * 0.08 or 0.05
@@ -270,10 +267,10 @@ def _front_axes(points: Sequence[tuple[float, float]]) -> tuple[_Axis, _Axis]:
     bottom, top = min(levels) - tall, max(levels) + tall
     if min(levels) >= 0 and max(levels) <= 1:  # shares, as of right answers: no axis beyond them
         bottom, top = max(0.0, bottom), min(1.0, top)
-    return _Axis(max(0.0, low - wide), high + wide, 58, WIDTH - 16), _Axis(bottom, top, 200, 28)
+    return Axis(max(0.0, low - wide), high + wide, 58, WIDTH - 16), Axis(bottom, top, 200, 28)
 
 
-def _whisker(ratio: Interval, x: _Axis, y: float) -> str:
+def _whisker(ratio: Interval, x: Axis, y: float) -> str:
     return element("line", "whisker", x1=x(ratio.low), x2=x(ratio.high), y1=y, y2=y)
 
 
@@ -287,7 +284,7 @@ def layers_chart(parts: Sequence[GraphPart]) -> str:
     if not timed:
         return ""
     longest = max(timed[0].reference_ms or 0.0, timed[0].tuned_ms or 0.0) or 1.0
-    x, y = _Axis(0, longest, 0, WIDTH - 64), 0
+    x, y = Axis(0, longest, 0, WIDTH - 64), 0
     drawn, listed = [], []
     for part in timed[:MOST_BLOCKS]:
         y += 15
@@ -326,7 +323,7 @@ def baseline_chart(found: RegressionEvidence) -> str:
     finite = [bound for bound in bounds if math.isfinite(bound)]
     low, high = min(finite), max(finite)
     room = 0.06 * (high - low) or 0.05 * high or 1.0
-    x = _Axis(max(0.0, low - room), high + room, 132, WIDTH - 48)
+    x = Axis(max(0.0, low - room), high + room, 132, WIDTH - 48)
     height = 26 * len(rows) + 34
     parts = [_upright(x(tick), 2, height - 26, f"{tick:g}") for tick in x.ticks()]
     parts += [_upright(x(value), 2, height - 26, style="grid one") for value in mark]
@@ -344,16 +341,11 @@ def baseline_chart(found: RegressionEvidence) -> str:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A picture of a model; ``start`` is the distance of its first part from the left side, in pixels."""
+def model_graph(parts: Sequence[GraphPart]) -> tuple[str, float] | None:
+    """The drawing, with its width and height, and the distance of its first part from the left side, in pixels.
 
-    svg: str
-    start: float
-
-
-def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
-    """The drawing, with its width and height; ``None`` if the library of the extra ``report`` is not installed."""
+    ``None`` if the library of the extra ``report`` is not installed.
+    """
     try:
         from graph_layout import SugiyamaLayout
     except ImportError:
@@ -395,7 +387,7 @@ def model_graph(parts: Sequence[GraphPart]) -> Drawing | None:
     ]
     label = f"The model in {count_text(len(parts), 'part')}, from its inputs at the top to its outputs"
     svg = frame(width, height, label, drawn, f' width="{width}" height="{height}"')
-    return Drawing(svg, moved(places[0])[0] - _BOX_WIDTH / 2)
+    return svg, moved(places[0])[0] - _BOX_WIDTH / 2
 
 
 def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:

@@ -23,11 +23,11 @@ from qdqspec._core.units import (
     share_text,
 )
 from qdqspec.app.evidence.explained import (
+    POOLS,
     WEIGHTED_OPS,
     EngineComparison,
     ExplainedEngine,
     Row,
-    compare,
     find_reference,
     is_pair,
     nodes_text,
@@ -43,7 +43,6 @@ _NAME_WIDTH = 60
 _LISTED = 12  # most unfused Q and DQ that are listed
 _SAME = 0.005  # relative difference below which times count as equal
 _NAMED = 3  # places named in a sentence
-_POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 
 
 def explain_text(
@@ -81,7 +80,7 @@ def explain_text(
         parts += [_counts(engines), slowest.text, *remarks]
     else:
         engines = sorted(engines, key=lambda engine: (engine is not reference, engine.milliseconds))
-        compared = [compare(reference, engine) for engine in engines[1:]]
+        compared = [EngineComparison(reference, engine) for engine in engines[1:]]
         parts.append(_counts(engines))
         for between in compared:
             parts += [_differences(between, most), _unfused(between.tuned), _matching(between)]
@@ -90,6 +89,15 @@ def explain_text(
 
 
 # ---- tables -------------------------------------------------------------------------------------
+
+
+_COUNTED = {  # kinds of layers of an engine, and their titles
+    "kernels": "kernels",
+    "integer_kernels": "integer kernels",
+    "float_writers": "integer kernels that write floats",
+    "unfused_pairs": "Q/DQ not fused",
+    "conversions": "changes of type or layout",
+}
 
 
 def _counts(engines: Sequence[ExplainedEngine]) -> str:
@@ -105,14 +113,8 @@ def _counts(engines: Sequence[ExplainedEngine]) -> str:
         whole = (known(ms_text, engine.end_to_end_ms) or "-" for engine in engines)
         rows.append(("end to end, median ms", *whole))
         rows.append(("sum of layers, ms", *(ms_text(engine.sum_ms) for engine in engines)))
-    for title, layers in (
-        ("kernels", [engine.kernels for engine in engines]),
-        ("integer kernels", [engine.integer for engine in engines]),
-        ("integer kernels that write floats", [engine.float_writers for engine in engines]),
-        ("Q/DQ not fused", [engine.unfused_pairs for engine in engines]),
-        ("changes of type or layout", [engine.conversions for engine in engines]),
-    ):
-        rows.append((title, *map(counted, engines, layers)))
+    for name, title in _COUNTED.items():
+        rows.append((title, *(counted(engine, getattr(engine, name)) for engine in engines)))
     if not timed:
         heavy = [engine.heavy.values() for engine in engines]
         rows.append(("heavy operators in float", *(f"{len(one) - sum(one)} of {len(one)}" for one in heavy)))
@@ -124,23 +126,19 @@ def _kinds(engines: Sequence[ExplainedEngine]) -> str:
 
     Where a runtime has several places, there is one row for each kind, place and type of computation.
     """
-    if any(layer.place for engine in engines for layer in engine.layers):
-        placed = [
-            Counter((layer.op_type, layer.place, _precision_text(layer)) for layer in engine.kernels)
-            for engine in engines
-        ]
-        total: Counter[tuple[str, str, str]] = sum(placed, Counter())
-        found = [
-            (*map(plain, row), *(str(one[row] or "-") for one in placed)) for row, _ in total.most_common()
-        ]
-        return _beside(("kernels of kind", "place", "type"), found, engines)
-    every = [Counter(layer.op_type for layer in engine.kernels) for engine in engines]
-    integer = [Counter(layer.op_type for layer in engine.integer) for engine in engines]
+    has_places = any(layer.place for engine in engines for layer in engine.layers)
+
+    def kind(layer: LayerTime) -> tuple[str, ...]:
+        return (layer.op_type, layer.place, _precision_text(layer)) if has_places else (layer.op_type,)
+
+    every = [Counter(map(kind, engine.kernels)) for engine in engines]
+    integer = [Counter(map(kind, () if has_places else engine.integer_kernels)) for engine in engines]
     rows = []
-    for kind, _ in sum(every, Counter[str]()).most_common():
-        counts = [(one[kind], narrow[kind]) for one, narrow in zip(every, integer, strict=True)]
-        rows.append((plain(kind), *(f"{n} ({narrow} integer)" if narrow else str(n) for n, narrow in counts)))
-    return _beside(("kernels of kind",), rows, engines)
+    for row, _ in sum(every, Counter[tuple[str, ...]]()).most_common():
+        counts = [(one[row], narrow[row]) for one, narrow in zip(every, integer, strict=True)]
+        texts = (f"{n} ({narrow} integer)" if narrow else str(n or "-") for n, narrow in counts)
+        rows.append((*map(plain, row), *texts))
+    return _beside(("kernels of kind", "place", "type")[: 3 if has_places else 1], rows, engines)
 
 
 def _beside(
@@ -156,7 +154,7 @@ def _found_in_list(engine: ExplainedEngine, most: int) -> list[str]:
     """The pairs that are kernels of their own, the heavy operators in float if not all are, and advice."""
     floats = [node for node, integer in engine.heavy.items() if not integer]
     parts = [_unfused(engine)]
-    if engine.integer and floats:
+    if engine.integer_kernels and floats:
         lines = [f"Heavy operators that stayed in float in {engine.name}:"]
         lines += [f"  {short_place(node, _NAME_WIDTH)}" for node in floats[:most]]
         lines += [f"  and {len(floats) - most} more"] if len(floats) > most else []
@@ -238,11 +236,6 @@ def _precision_text(layer: LayerTime) -> str:
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def paragraph(comparison: EngineComparison) -> str:
-    """The reasons why the second engine is faster or slower than the first, as one paragraph."""
-    return " ".join(sentences(comparison))
-
-
 def sentences(comparison: EngineComparison) -> list[str]:
     """The sentences of the explanation: ratio, reasons, possible improvements, reliability of the figures."""
     found = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
@@ -285,7 +278,7 @@ def reasons(comparison: EngineComparison) -> list[str]:
     )
     sentences = [f"By layer, in one profile of each, {text}."]
     left = theirs.left_in_float
-    if left and theirs.integer:
+    if left and theirs.integer_kernels:
         cost = math.fsum(layer.milliseconds for layer in left)
         share = f" ({ms_text(cost)} ms, {share_text(cost / theirs.sum_ms)})" if theirs.sum_ms else ""
         sentences.append(
@@ -309,7 +302,7 @@ def advice(engine: ExplainedEngine) -> list[str]:
     makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
     adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
     floats = [m for m in makers if not m.integer]
-    pools = [m for m in floats if ops_in(m.nodes, engine) & _POOLS]
+    pools = [m for m in floats if ops_in(m.nodes, engine) & POOLS]
     weighted = [m for m in floats if ops_in(m.nodes, engine) & WEIGHTED_OPS and m not in pools]
     refused = [m for m in weighted if engine.reads_alone(m)]
     left = [m for m in weighted if m not in refused]
@@ -372,13 +365,17 @@ def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
     timed = all(engine.timed for engine in engines)
-    compared = [compare(reference, engine) for engine in engines if engine is not reference and timed]
+    compared = [
+        _comparison_json(EngineComparison(reference, engine))
+        for engine in engines
+        if engine is not reference and timed
+    ]
     found: dict[str, Any] = {
         "reference": reference.name,
         "ranking": [engine.name for engine in ordered if timed],
         "engines": [_engine_json(engine, reference) for engine in engines],
-        "comparisons": [_comparison_json(comparison) for comparison in compared],
-        "words": paragraph(compared[0]) if len(compared) == 1 else None,
+        "comparisons": compared,
+        "words": compared[0]["words"] if len(compared) == 1 else None,
     }
     if search is not None:
         found["search"] = {
@@ -392,14 +389,7 @@ def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None
 
 
 def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[str, Any]:
-    parts = {
-        "kernels": engine.kernels,
-        "integer_kernels": engine.integer,
-        "float_writers": engine.float_writers,
-        "left_in_float": engine.left_in_float,
-        "unfused_pairs": engine.unfused_pairs,
-        "conversions": engine.conversions,
-    }
+    parts = {name: getattr(engine, name) for name in (*_COUNTED, "left_in_float")}
     timed = engine.timed
     spent = {name: sum(layer.milliseconds for layer in layers) for name, layers in parts.items()}
     return {
@@ -427,6 +417,9 @@ def _engine_json(engine: ExplainedEngine, reference: ExplainedEngine) -> dict[st
     }
 
 
+_OF_ROW = ("place", "kind", "reference_ms", "tuned_ms", "difference_ms", "lost_fusion")
+
+
 def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
     return {
         "reference": comparison.reference.name,
@@ -438,19 +431,14 @@ def _comparison_json(comparison: EngineComparison) -> dict[str, Any]:
         "matching": _matching(comparison),
         "rows": [
             {
-                "place": list(row.place),
-                "kind": row.kind,
-                "reference_ms": row.reference_ms,
-                "tuned_ms": row.tuned_ms,
-                "difference_ms": row.difference_ms,
-                "lost_fusion": row.lost_fusion,
+                **{name: getattr(row, name) for name in _OF_ROW},
                 "remark": _remark(row),
                 "reference": [_layer_json(layer) for layer in row.reference],
                 "tuned": [_layer_json(layer) for layer in row.tuned],
             }
             for row in comparison.rows
         ],
-        "words": paragraph(comparison),
+        "words": " ".join(sentences(comparison)),
     }
 
 

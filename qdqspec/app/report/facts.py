@@ -387,40 +387,32 @@ def _front_table(search: SearchResult) -> Table:
     )
 
 
-def block_errors(search: SearchResult) -> list[tuple[str, str, float]]:
-    """A row for each block, worst first: name, SQNR by label, share of all blocks' error.
+def errors_table(search: SearchResult) -> Table:
+    """The error of single blocks: the largest ones by label, worst first, or why it was not measured.
 
     Shares are of the errors of the worst labels, which add up at the tensors where they are measured.
     """
+    if not search.errors:
+        why = [plain(search.errors_missing, LONG)] if search.errors_missing else []
+        return Table.of("Error by block", why, Column("not measured", str))
     blocks: dict[str, list[BlockError]] = {}
     for error in search.errors:
         blocks.setdefault(error.block, []).append(error)
     worst = {block: min(error.sqnr_db for error in found) for block, found in blocks.items()}
     powers = {block: 10 ** (-db / 10) for block, db in worst.items()}
     total = math.fsum(powers.values()) or 1.0
-    return [
-        (
-            plain(block, 60),
-            ", ".join(f"{plain(error.label, 30)} {db_text(error.sqnr_db)}" for error in blocks[block]),
-            powers[block] / total,
-        )
-        for block in sorted(blocks, key=worst.__getitem__)
-    ]
+    ordered = sorted(blocks, key=worst.__getitem__)
+    rest = f"; {len(ordered) - MOST_BLOCKS} with less are not listed" if len(ordered) > MOST_BLOCKS else ""
 
+    def by_label(block: str) -> str:
+        return ", ".join(f"{plain(error.label, 30)} {db_text(error.sqnr_db)}" for error in blocks[block])
 
-def errors_table(search: SearchResult) -> Table:
-    """The error of single blocks: the largest ones, or why it was not measured."""
-    blocks = block_errors(search)
-    if not blocks:
-        why = [plain(search.errors_missing, LONG)] if search.errors_missing else []
-        return Table.of("Error by block", why, Column("not measured", str))
-    rest = f"; {len(blocks) - MOST_BLOCKS} with less are not listed" if len(blocks) > MOST_BLOCKS else ""
     return Table.of(
         f"Error by block (one block quantized, all others in floating point{rest})",
-        blocks[:MOST_BLOCKS],
-        Column("block", lambda row: row[0]),
-        Column("SQNR dB by label", lambda row: row[1]),
-        Column("share of the error", lambda row: share_text(row[2]), RIGHT),
+        ordered[:MOST_BLOCKS],
+        Column("block", lambda block: plain(block, 60)),
+        Column("SQNR dB by label", by_label),
+        Column("share of the error", lambda block: share_text(powers[block] / total), RIGHT),
     )
 
 

@@ -32,7 +32,6 @@ from qdqspec.types import (
     Evidence,
     Interval,
     LatencyEvidence,
-    Provenance,
     RunRecord,
     SearchLimits,
     Section,
@@ -41,6 +40,7 @@ from qdqspec.types import (
 RIGHT = "right"
 _NAME_WIDTH = 44
 _NAMED_CASES = 4  # with one limit
+_SOURCES = {"cached": "from the cache", "replayed": "from the journal of an earlier run"}
 
 _Row = TypeVar("_Row")
 _Value = TypeVar("_Value")
@@ -272,35 +272,33 @@ def _footer_text(record: RunRecord) -> str:
         first += f"; SQNR and accuracy computed by {', '.join(runtimes)} as ONNX defines the models"
     if any(e.latency and e.latency.profiles for e in found):
         first += "; of several shape profiles the weighted geometric mean"
-    older: dict[tuple[str, str], list[str]] = {}  # the cases and ages of each kind of earlier results
+    older: dict[str, list[str]] = {}  # the cases and ages of each kind of earlier results
     for case, name in named_cases(record.cases):
-        source, what, anew = _earlier_results(case)
+        what, age, anew = _earlier_results(case)
         if what:
-            age = seconds_text(source.age_seconds, rough=True)
-            lines = older.setdefault((f"{what} {source.source_text}", anew), [])
-            lines.append(f"{plain(name, _NAME_WIDTH)} ({age} old)")
-    found_before = [f"{what}{anew}: {', '.join(named)}" for (what, anew), named in older.items()]
+            older.setdefault(f"{what}{anew}", []).append(f"{plain(name, _NAME_WIDTH)} ({age} old)")
+    found_before = [f"{what}: {', '.join(named)}" for what, named in older.items()]
     return "\n".join([first, *found_before, *_status_lines(record)])
 
 
 def provenance_text(case: CaseRecord) -> str:
     """The part of a result from an earlier run: the times, or only the placement; empty if there is none."""
-    older, what, anew = _earlier_results(case)
-    return (
-        f"{what} {older.source_text}, {seconds_text(older.age_seconds, rough=True)} old{anew}" if what else ""
-    )
+    what, age, anew = _earlier_results(case)
+    return f"{what}, {age} old{anew}" if what else ""
 
 
-def _earlier_results(case: CaseRecord) -> tuple[Provenance, str, str]:
-    """The source of earlier results, their content, and the results of this run; empty if there are none."""
+def _earlier_results(case: CaseRecord) -> tuple[str, str, str]:
+    """The earlier results and their source, their age, and the results of this run; empty if there are none."""
     latency, search = case.evidence.latency, case.evidence.search
-    times = Provenance() if latency is None else latency.provenance
-    if times.source != "measured":
-        return times, "the placement and its times are", ""
-    if search is None or search.provenance.source == "measured":
-        return times, "", ""
-    anew = "no times were measured" if latency is None else "its times were measured in this run"
-    return search.provenance, "the placement is", f"; {anew}"
+    if latency is not None and latency.provenance.source != "measured":
+        source, what, anew = latency.provenance, "the placement and its times are", ""
+    elif search is not None and search.provenance.source != "measured":
+        times = "no times were measured" if latency is None else "its times were measured in this run"
+        source, what, anew = search.provenance, "the placement is", f"; {times}"
+    else:
+        return "", "", ""
+    words = _SOURCES.get(source.source, source.source)
+    return f"{what} {words}", seconds_text(source.age_seconds, rough=True), anew
 
 
 def _status_lines(record: RunRecord) -> list[str]:

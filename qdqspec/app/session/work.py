@@ -15,7 +15,7 @@ from qdqspec.accuracy import accuracy_evidence, number_notes, slice_notes
 from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
 from qdqspec.app.evidence.probes import replay_failure, search_input
-from qdqspec.app.evidence.regression import Gate, damaged_baselines, gate_of
+from qdqspec.app.evidence.regression import damaged_baselines, gate_of
 from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.runtimes import Resources
@@ -42,6 +42,7 @@ from qdqspec.types import (
     Optimizer,
     ParityEvidence,
     QuantizedWork,
+    RegressionEvidence,
     SearchResult,
     SurvivalEvidence,
     Verdict,
@@ -151,8 +152,7 @@ class CaseWork:
         if "latency" in needs and "latency" not in self._whole:  # first, nearest to the search
             self._whole["latency"] = self.latency
         if "regression" in needs and "regression" not in self._whole:
-            gate = self._gate()
-            self.renewals, self._whole["regression"] = gate.renewals, gate.evidence
+            self._whole["regression"] = self._compare_baseline()
         if "parity" in needs:
             self._whole["parity"] = self.parity
         if "size" in needs:
@@ -355,14 +355,16 @@ class CaseWork:
         }
         return {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
 
-    def _gate(self) -> Gate:
+    def _compare_baseline(self) -> Mapping[str, RegressionEvidence]:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
         damaged = damaged_baselines(self.case, self.resources.settings, self.resources.device)
         latency = None if damaged else self.latency
         if latency is None:
-            return Gate(evidence=damaged)
+            return damaged
         measure = partial(measure_winner, self.prepared, self.find())
-        return gate_of(self.case, self.prepared, self.search.winner.digest, latency, measure)
+        gate = gate_of(self.case, self.prepared, self.search.winner.digest, latency, measure)
+        evidence, self.renewals = gate.evidence, tuple(gate.renewals)
+        return evidence
 
     @cached_property
     def _quantized(self) -> QuantizedWork | None:

@@ -146,14 +146,14 @@ def runtime_model(
 ) -> RuntimeModel:
     if ratio is not None:
         median, low, high = ratio
-        fields |= {"median_ms": 8 * median, "ratio": Interval(median=median, low=low, high=high)}
+        fields |= {"median_ms": 8.0 * median, "ratio": Interval(median=median, low=low, high=high)}
         fields["to_winner"] = Interval(median=median / 0.6, low=low / 0.6, high=high / 0.6)
     names = {"case": f"net::{backend}", "backend": backend, "target": f"{backend}-cpu", "model": kind}
     return RuntimeModel(**names, samples=Samples(wall_ms=(1.0, 2.0), cpu_ms=(1.0, 2.0)), **fields)
 
 
 FLOATS = (
-    runtime_model("onnxruntime", "float", (1, 1, 1)),
+    runtime_model("onnxruntime", "float", (1.0, 1.0, 1.0)),
     runtime_model("openvino", "float", (1.1, 1.08, 1.12)),
 )
 TUNED = (

@@ -89,6 +89,7 @@ def test_a_record_contains_no_absolute_path(tmp_path: Path) -> None:
         (None, "no schema_version"),
         ({"schema_version": 2}, "it has schema_version 2"),
         ({**SAMPLE, "cases": [{**SAMPLE["cases"][0], "speedup": 3}]}, r"cases\.0\.speedup"),
+        ({name: value for name, value in SAMPLE.items() if name != "cases"}, "cases: Field required"),
     ],
 )
 def test_data_that_is_no_record_is_one_error(data: object, words: str) -> None:

@@ -16,7 +16,6 @@ from qdqspec.app.evidence.regression import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
     Gate,
-    Gatekeeper,
     gate_of,
 )
 from qdqspec.app.session import Session
@@ -87,7 +86,7 @@ class Bench:
             recorded="2026-01-08T14:00:00+00:00",
         )
         own, measure = Settings(root=self.root, **settings), machine.measure
-        return Gatekeeper(self.case, own, DEVICE, conditions, latency, measure, self.notes.append).gate()
+        return Gate(self.case, own, DEVICE, conditions, latency, measure, self.notes.append)
 
     def renew(self, machine: Machine, update: str = "all") -> Gate:
         gate = self.gate(machine, update=update)

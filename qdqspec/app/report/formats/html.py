@@ -28,31 +28,6 @@ from qdqspec.types import CaseRecord, Evidence, RunRecord
 LIMIT_BYTES = 1_000_000
 _MOST_FAILURES = 50
 _SYMBOLS = {"FAIL": "\u2717", "WARN": "!", "inconclusive": "?", "pass": "\u2713"}  # in the order of a page
-_LATENCY_NOTE = "Each dot is one run; the box holds the middle half, the bar is the median."
-_SEARCH_NOTE = (
-    "Time over the reference's, as first screened. Filled: kept as the best so far; hollow: not faster; "
-    "cross: did not build or run. Dashed: the reference."
-)
-_FRONT_NOTE = (
-    "Left is faster, up is more accurate. The line joins candidates that no other one beats in both time and SQNR; the "
-    "filled dot is the selected model; grey ones are other candidates, as first screened."
-)
-_LAYERS_NOTE = (
-    "Milliseconds of one profile in the first build, with the conversions between formats; profiles add overhead, so "
-    "that their sum is not the latency."
-)
-_BOTH_NOTE = " Upper bar: the reference, lower bar: the selected model."
-_REFERENCE_NOTE = " Bars: the reference; the selected model has no profile."
-_UNCHANGED_NOTE = " Bars: the reference, which is the selected model."
-_GRAPH_NOTE = (
-    "From the inputs at the top to the outputs; the frame scrolls. The coloured part of a box is the share of its "
-    "nodes in that format. Below: {times}its share of the error of all blocks, each quantized alone. Point at a box "
-    "for more."
-)
-_GRAPH_TIMES = "milliseconds in the reference and in the selected model, with a bar for the reference's; and "
-_BASELINE_NOTE = (
-    "Time over the reference's with its 95 % interval. Dashed: the baseline that this run is compared with."
-)
 _FOLDER = Path(__file__).parent
 _STYLE = (_FOLDER / "page.css").read_text(encoding="utf-8")  # light, dark and print
 
@@ -147,37 +122,29 @@ def _case_pieces(case: CaseRecord, name: str, index: int, *, details: bool) -> I
 
 
 def _charts(found: Evidence) -> list[str]:
-    latency, search = latency_of(found), found.search
-    made = []
+    latency, search, drawn = latency_of(found), found.search, list[tuple[str, str, str]]()
     if latency is not None:
-        made.append(("Latency", f"{latency.clock} clock", latency_chart(latency), _LATENCY_NOTE))
+        drawn.append(("Latency", f"{latency.clock} clock", latency_chart(latency)))
     if search is not None:
         models = count_text(sum(point.pairs > 0 for point in search.front), "placement")
-        made += [
-            ("Search", count_text(search.total, "candidate"), search_chart(search), _SEARCH_NOTE),
-            ("Latency against accuracy", models, front_chart(search), _FRONT_NOTE),
-        ]
+        drawn.append(("Search", count_text(search.total, "candidate"), search_chart(search)))
+        drawn.append(("Latency against accuracy", models, front_chart(search)))
+    drawn.append(("Time by layer", "one profile", layers_chart(found.graph)))
+    drawn += [("Baseline", name, baseline_chart(seen)) for name, seen in found.regression.items()]
     both = any(part.tuned_ms is not None for part in found.graph)
-    alone = _UNCHANGED_NOTE if found.status == "unchanged" else _REFERENCE_NOTE
-    note = _LAYERS_NOTE + (_BOTH_NOTE if both else alone)
-    made.append(("Time by layer", "one profile", layers_chart(found.graph), note))
-    made += [
-        ("Baseline", name, baseline_chart(seen), _BASELINE_NOTE) for name, seen in found.regression.items()
-    ]
-    return [_pieces.chart(title, small, chart, caption) for title, small, chart, caption in made if chart]
+    bars = "both" if both else "unchanged" if found.status == "unchanged" else "reference"
+    return [_pieces.chart(title, small, chart, bars) for title, small, chart in drawn if chart]
 
 
 def _drawn_model(found: Evidence) -> str:
     """The drawing of the model with its legend; without the library that lays it out, how to get it."""
-    drawing = model_graph(found.graph)
-    if drawing is None:
+    if (drawing := model_graph(found.graph)) is None:
         return str(_pieces.note(f"The drawing of the model is left out. It needs: {INSTALL}"))
     nodes = sum(sum(part.ops.values()) for part in found.graph)
     folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
     styles = style_of(found.graph) | {"floating point": "float"}
     timed = any(part.reference_ms is not None or part.tuned_ms is not None for part in found.graph)
-    caption = _GRAPH_NOTE.format(times=_GRAPH_TIMES if timed else "")
-    return str(_pieces.drawn_model(folded, styles, drawing, caption))
+    return str(_pieces.drawn_model(folded, styles, *drawing, timed))
 
 
 report_format = HtmlFormat()
