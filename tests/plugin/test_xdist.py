@@ -1,4 +1,4 @@
-"""Runs with ``-n 2``: a spec runs on one worker, and the controller shows and writes the results of all workers."""
+"""Runs with ``-n 2``: a case runs on one worker, and the controller shows and writes the results of all workers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 
 import pytest
 
+from qdqspec._core.config import Settings
+from qdqspec.app.plugin.state import chooses_runtimes, unit_of
+
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 
 
 ONE_CHECK = "qdqspec: 1\nmodel: models/squeezenet.onnx\nchecks: [{kind: parity, min_sqnr_db: 25}]\n"
+RUNTIMES = "qdqspec: 1\nmodel: net.onnx\nmatrix: {backend: [fake, onnxruntime]}\nchecks: [{kind: size, max_ratio: 9}]\n"
 
 
 @pytest.mark.parametrize("dist", [(), ("--dist", "loadscope")], ids=["", "loadscope"])
@@ -33,6 +37,24 @@ def test_the_warning_of_a_worker_is_shown_by_the_controller(project):
     result = project.run_apart("-n", "1")
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(["*specs?w.qdq.yaml:3: VerdictWarning: *"])
+
+
+def test_a_spec_with_several_runtimes_is_one_scheduling_unit(tmp_path):
+    (tmp_path / "several.qdq.yaml").write_text(RUNTIMES)
+    (tmp_path / "one.qdq.yaml").write_text(ONE_CHECK)
+    (tmp_path / "broken.qdq.yaml").write_text("qdqspec: {")
+
+    def chooses(spec: str) -> bool:
+        return chooses_runtimes(tmp_path / spec, Settings(root=tmp_path))
+
+    assert [chooses(f"{name}.qdq.yaml") for name in ("several", "one", "broken")] == [True, False, False]
+    units = {
+        "several.qdq.yaml::fake::size": "several.qdq.yaml",
+        "one.qdq.yaml::default::parity": "one.qdq.yaml::default",
+        "test_a.py::Test::test_b[x::y]": "test_a.py::Test::test_b[x::y]",
+        "broken.qdq.yaml": "broken.qdq.yaml",
+    }
+    assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
 # Ctrl-C in the controller when the first test starts. Both inherit the environment of a worker that runs this test.

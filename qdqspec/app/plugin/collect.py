@@ -113,8 +113,10 @@ class CaseNode(_Explained):
                 pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
             )
         if node.config.pluginmanager.has_plugin("xdist"):
-            # as the plugin's own scheduler; that of --dist loadgroup cuts a node id at its last '@'
-            node.add_marker(pytest.mark.xdist_group(parent.nodeid.replace("@", "_")))
+            # The scheduler of --dist loadgroup cuts a node id at its last '@'.
+            # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
+            together = node.nodeid if case.backend is None else getattr(parent, "nodeid", "")
+            node.add_marker(pytest.mark.xdist_group(together.replace("@", "_")))
         return node
 
     def collect(self) -> Iterator[CheckItem]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,9 +18,9 @@ import pytest
 
 from qdqspec._core.config import OPTIONS, Settings, flags_given, load_settings
 from qdqspec._core.records import from_data, to_data
-from qdqspec.app.cases import find_specs, is_spec
+from qdqspec.app.cases import find_specs, is_spec, load_cases
 from qdqspec.app.plugin._compat import is_worker
-from qdqspec.errors import OutputError
+from qdqspec.errors import OutputError, QdqspecError
 from qdqspec.types import Case, CaseRecord, CheckResult, CheckSpec, DeviceKey, Evidence, RunRecord
 
 if TYPE_CHECKING:
@@ -236,20 +237,25 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
 def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """The scheduler for ``--dist load``, which ``-n`` implies, if the run has specs; else ``None``.
 
-    A spec is one unit of work: models of several runtimes are timed together at its end. Every other test is a unit of
-    its own, as with pytest-xdist's scheduler. Another ``--dist`` is not changed.
+    A case is one unit of work, and so is a spec whose cases choose their runtimes, because these are timed together at
+    the end. Every other test is a unit of its own, as with pytest-xdist's scheduler. Another ``--dist`` is not changed.
     """
     named = (config.invocation_params.dir / arg.partition("::")[0] for arg in config.args)
     if config.getoption("dist") != "load" or not any(map(is_spec, find_specs(filter(Path.exists, named)))):
         return None
     from xdist.scheduler import LoadScopeScheduling
 
+    settings = settings_of(config)
+
+    @lru_cache
+    def one_unit(spec: str) -> bool:
+        return chooses_runtimes(config.rootpath / spec, settings)
+
     class CaseScheduling(LoadScopeScheduling):  # type: ignore[misc]
         """Tests in units of work."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if is_spec(Path(file)) else nodeid
+            return unit_of(nodeid, one_unit)
 
         def remove_node(self, node: Any) -> Any:
             """Remove a worker; after a crash, its finished units are not assigned again, as units without tests."""
@@ -265,3 +271,19 @@ def case_scheduling(config: pytest.Config, log: Any) -> LoadScopeScheduling | No
                     self._reschedule(node)
 
     return CaseScheduling(config, log)
+
+
+def unit_of(nodeid: str, one_unit: Callable[[str], bool]) -> str:
+    """The unit of work of a test: its spec if the spec is ``one_unit``, else its case; a plain test is its own unit."""
+    file, _, rest = nodeid.partition("::")
+    if not rest or not is_spec(Path(file)):
+        return nodeid
+    return file if one_unit(file) else nodeid.rpartition("::")[0]
+
+
+def chooses_runtimes(spec: Path, settings: Settings) -> bool:
+    """Whether cases of a spec name their runtimes; false for a spec with errors."""
+    try:
+        return any(case.backend is not None for case in load_cases(spec, settings))
+    except QdqspecError:  # the worker that collects the spec reports it
+        return False

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def compose(search: Attribution, *, shares: Sequence[float] = (0.0, 0.5, 1.0, 2.0)) -> Steps[None]:
     """Build labellings of least time, learn their profiles, and repeat while one saves enough.
 
-    One labelling is made with each weight of conversions. ``shares`` are the weights: more help where the times of conversions are estimated badly.
+    One labelling is made with each weight of conversions. ``shares`` are these weights: more help where the times of
+    conversions are estimated badly.
     """
     energy, guide = search.energy, search.guide
 
