@@ -65,9 +65,7 @@ class Bench(FreshBuilds):
     now: Callable[[], float] = time.monotonic
     series: list[list[Floats]] = field(default_factory=list, init=False)
     beside: Engine | None = field(default=None, init=False)  # the reference, for looks
-    look_seconds: float = field(
-        default=0.0, init=False
-    )  # the duration of the last look, before it of the first build
+    look_seconds: float = field(default=0.0, init=False)  # of the last look, or of the first build before it
 
     def __post_init__(self) -> None:
         self._writing = Lock()
