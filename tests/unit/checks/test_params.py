@@ -92,7 +92,7 @@ def test_requests_of_an_installed_check_are_used_for_baselines_and_clusters(tmp_
     case = Case(id="int8", model=MODEL, checks=(check,), metrics={"our-own": lambda *_: 1.0})
     assert baseline_entries([case]) == {("int8", "pace")}
     with pytest.raises(ConfigError, match="the metric our-own is Python code"):
-        pack(case, Settings(root=tmp_path))
+        pack(case, Settings(root=tmp_path), tmp_path)
 
 
 @pytest.mark.usefixtures("installed")
