@@ -55,6 +55,15 @@ def test_external_weights_give_the_same_outputs_hash_and_kernels(tmp_path: Path)
         assert [kernel.name for kernel in engine.layers(2)] == [kernel.name for kernel in plain.layers(2)]
 
 
+def test_outputs_in_float8_are_values_and_not_their_bits(tmp_path: Path) -> None:
+    text = "g (float[3] x) => (float8e4m3fn[3] y) { y = QuantizeLinear<output_dtype = 17>(x, s) }"
+    engine = OnnxRuntime().build(
+        saved(tmp_path / "m.onnx", text, opset=21, s=np.float32(0.5)), BuildOptions()
+    )
+    found = engine.run({"x": np.array([1, 3, -4], np.float32)})["y"]
+    assert found.astype(np.float32).tolist() == [2, 6, -8]
+
+
 # ---- the hash of the optimized graph
 
 
