@@ -174,7 +174,7 @@ def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
         raise ModelError("its local functions call themselves", where=path, cure=_AGAIN) from None
     for name in order:
         sizes[name] = sum(sizes[inner] for inner in called.get(name, ())) if name in called else 1
-        depths[name] = 1 + max((depths[inner] for inner in called.get(name, ())), default=0)
+        depths[name] = max((1 + depths[inner] for inner in called.get(name, ())), default=0)
     if max(depths.values(), default=0) > DEEPEST_CALLS:
         what = f"its local functions call each other more than {DEEPEST_CALLS} deep"
         raise ModelError(what, where=path, cure=_INLINE)

@@ -354,6 +354,9 @@ class _Closing:
                 continue
             graph = onnx.GraphProto()
             graph.MergeFromString(attribute_of(body.leave, "body", b""))
+            unique = {local: name for name, local in body.listed("tensors").items()}
+            for named in (*graph.input, *(tensor.values for tensor in graph.sparse_initializer)):
+                named.name = self._now(unique.get(named.name, named.name))
             for value, name in zip(graph.output, body.leave.input, strict=False):
                 value.name = self._now(name)
             self._fill(graph, body)

@@ -11,7 +11,7 @@ but not for an integer weight with a DequantizeLinear, so it must be done before
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +42,8 @@ _KEPT = QUANTIZING | RANDOM | {"Dropout"}
 
 # Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+
+_LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,14 +188,12 @@ class _Folding:
         if node.op_type not in ("Shape", "Size"):
             return None
         shape = self._model.shape(node.inputs[0])
-        if shape is None or any(size is None for size in shape):
+        if shape is None or any(size is None or size < 0 for size in shape):  # some exporters write -1
             return None
         return tuple(size for size in shape if size is not None)
 
     def _evaluate(self, node: Node) -> dict[str, Array] | None:
         """The results of a node; ``None`` if they are too large, or the reference cannot compute them."""
-        names = [name for name in node.outputs if name]
-        types = [self._model.types.get(name, TensorType(0, None)) for name in names]
         inputs: dict[str, Array] = {}
         if (shape := self._static_shape(node)) is not None:
             inputs = {node.inputs[0]: np.broadcast_to(np.float32(0), shape)}  # values do not matter
@@ -202,18 +202,18 @@ class _Folding:
                 name: self.values[name] if name in self.values else self._model.array(name)
                 for name in dict.fromkeys(filter(None, node.inputs))
             }
+        names = [name for name in node.outputs if name]
+        alone = _isolate(self._model, node, inputs, names)
+        types = [alone.types.get(name, TensorType(0, None)) for name in names]
         allowed = max(self._limit, sum(value.nbytes for value in inputs.values()))
         if not sum(map(_measure, types)) <= allowed and node.op_type not in _BOUNDED:
             self.too_large.append(node.name)
             return None
         from onnx.reference import ReferenceEvaluator  # imported late: it takes as long as all of onnx
 
-        read, made = ([onnx.ValueInfoProto(name=name) for name in part] for part in (inputs, names))
-        alone = helper.make_graph([node.proto], "alone", read, made)
-        proto = helper.make_model(alone, opset_imports=list(self._model.proto.opset_import))
         try:
             with np.errstate(all="ignore"):
-                results = ReferenceEvaluator(proto).run(None, inputs)
+                results = ReferenceEvaluator(alone.proto).run(None, inputs)
         except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
             return None
         fits = all(_is_of_type(result, known) for result, known in zip(results, types, strict=True))
@@ -236,9 +236,26 @@ class _Folding:
         used = {n for node in nodes for n in node.inputs} | model.subgraph_reads
         made = (numpy_helper.from_array(value, name) for name, value in self.values.items() if name in used)
         proto.graph.initializer.extend(made)
+        refill(proto.graph.value_info, [v for v in proto.graph.value_info if v.name not in self.values])
         if len(proto.graph.node) < len(model.nodes):
             _keep_names(proto, model)
         return Model(proto, path=model.path)
+
+
+def _isolate(model: Model, node: Node, inputs: Mapping[str, Array], names: Sequence[str]) -> Model:
+    """A model of this node only: types of the whole one may be those that it declares, or depend on data elsewhere.
+
+    Small inputs are initializers, because the result's shape may depend on them.
+    """
+    small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
+    read = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in inputs.items()
+        if v.size > _LOOKED_INTO
+    ]
+    made = [onnx.ValueInfoProto(name=name) for name in names]
+    graph = helper.make_graph([node.proto], "alone", read, made, small)
+    return Model(helper.make_model(graph, opset_imports=list(model.proto.opset_import)))
 
 
 def _measure(known: TensorType) -> float:
@@ -321,7 +338,7 @@ def _keep_names(proto: onnx.ModelProto, model: Model, moved: dict[str, str] | No
     """Name the nodes as in the ``model``, by a tensor that they make: the numbers of unnamed ones would change."""
     names = {name: node.name for node in model.nodes for name in node.outputs if name} | (moved or {})
     for node in proto.graph.node:
-        node.name = names[next(filter(None, node.output))]
+        node.name = names.get(next(filter(None, node.output), ""), node.name)
 
 
 def _find_normalizations(model: Model) -> Iterator[tuple[Node, Node]]:

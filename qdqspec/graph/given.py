@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -191,6 +192,7 @@ def _with_taken_branches(model: Model) -> onnx.ModelProto | None:
     instead: dict[int, list[onnx.NodeProto]] = {}  # by the index of a node
     now: dict[str, str] = {}  # results of branches that are named as those of their If
     names = {node.name for node in model.nodes}
+    sparse = list[onnx.SparseTensorProto]()
     for owner in reversed(model.nodes):  # outer ones first
         condition = owner.input_at(0)
         is_if = owner.op_type == "If" and owner.name in model.bodies and owner.index not in instead
@@ -206,6 +208,10 @@ def _with_taken_branches(model: Model) -> onnx.ModelProto | None:
             elif output:
                 ends = [now.get(source, source)], [output]
                 copies.append(helper.make_node("Identity", *ends, name=f"{taken.scope}/{output}"))
+        for tensor in onnx.GraphProto.FromString(cast("bytes", taken.attributes["body"])).sparse_initializer:
+            unique = f"{taken.scope}/{tensor.values.name}"
+            tensor.values.name = unique if unique in model.consumers else tensor.values.name
+            sparse.append(tensor)
         path = f"{owner.scope}/" if owner.scope else ""
         for node in model.nodes_inside[owner.name]:
             instead[node.index] = []
@@ -222,6 +228,7 @@ def _with_taken_branches(model: Model) -> onnx.ModelProto | None:
         return None
     flat = copy_model(model.flat, but={"node"})
     flat.graph.node.extend(n for node in model.nodes for n in instead.get(node.index, [node.proto]))
+    flat.graph.sparse_initializer.extend(sparse)
     return flat
 
 

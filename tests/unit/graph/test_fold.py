@@ -218,6 +218,22 @@ def test_constants_of_bodies_are_folded_in_them() -> None:
     onnx.checker.check_model(folded.model.proto, full_check=True)
 
 
+def test_a_constant_is_computed_whatever_the_model_declares_for_it() -> None:
+    model = net(
+        """g (float[2,4] x, bool c) => (float[2,4] y) <float[9] t> {
+            t = Transpose(w)
+            h = MatMul(x, t)
+            y = If (c) <then_branch = b () => (float[2,4] u) { r = Reshape(flat, form)  u = MatMul(h, r) },
+                        else_branch = e () => (float[2,4] v) { v = Relu(h) }> }""",
+        w=_SQUARE,
+        flat=_SQUARE.reshape(-1),
+        form=np.array([4, 4]),  # of another graph than the Reshape
+    )
+    for folded in (fold_constants(model), fold_weights(model)):
+        assert ops(folded) == ["MatMul", "MatMul", "Relu", "If"]
+        assert not [info.name for info in folded.model.proto.graph.value_info if info.name == "t"]
+
+
 def test_tensors_above_the_size_limit_are_not_computed() -> None:
     model = net(
         "g (float[4] x) => (float[4] y) { e = ConstantOfShape(n)  r = ReduceSum(e)  y = Add(x, r) }",
@@ -241,13 +257,22 @@ def test_tensors_above_the_size_limit_are_not_computed() -> None:
     assert fold_constants(tiled).model is tiled
 
 
-def test_unused_nodes_and_initializers_are_removed() -> None:
-    folded = fold_constants(
-        net(
-            "g (float[4] x) => (float[4] y) { a = Neg(x)  b = Abs(a)  c = trt.Own(x)  y = Relu(x) }", s=S, w=W
-        )
+def test_a_size_of_minus_one_is_unknown() -> None:
+    model = net(
+        "g (float[4,2] x) => (float[n,1] y) { s = Shape(x)  r = Expand(one, s)  y = Add(x, r) }", one=S
     )
-    assert ops(folded) == ["Own", "Relu"]
+    model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert ops(fold_constants(Model(model.proto))) == ["Shape", "Expand", "Add"]
+
+
+def test_unused_nodes_and_initializers_are_removed() -> None:
+    model = net(
+        "g (float[4] x) => (float[4] y) { a = Neg(x)  b = Abs(a)  c = trt.Own(x)  y = Relu(x) }", s=S, w=W
+    )
+    # one that makes nothing
+    model.proto.graph.node.add(op_type="Shown", name="show", domain="trt", input=["x"])
+    folded = fold_constants(Model(model.proto))
+    assert ops(folded) == ["Own", "Relu", "Shown"]
     assert folded.unused == ("Neg#0", "Abs#1")
     assert folded.model.initializers == {}
 

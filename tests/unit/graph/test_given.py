@@ -72,6 +72,34 @@ def test_names_that_exist_in_the_graph_are_prefixed_with_the_path_of_the_branch(
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_loops_of_both_branches_may_have_the_same_names() -> None:
+    text = """(float[1,2] x, bool c) => (float[1,2] y) <int64 n = {2}, bool on = {1}> {
+      y = If (c) <
+        then_branch = yes () => (t) {
+          t = Loop (n, on, x) <
+            body = one (int64 i, bool go, float[1,2] v) => (bool go2, float[1,2] w) {
+              go2 = Identity(go)  w = MatMul(v, rare)
+            }>
+        },
+        else_branch = no () => (e) {
+          e = Loop (n, on, x) <
+            body = two (int64 i, bool go, float[1,2] v) => (bool go2, float[1,2] w) {
+              go2 = Identity(go)  m = MatMul(v, rare)  w = Neg(m)
+            }>
+        }
+      >
+    }"""
+    proto = parsed(f"g {text}").proto
+    for number, branch in enumerate(proto.graph.node[0].attribute):
+        values = numpy_helper.from_array(np.float32([number + 2]), "rare")
+        sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([1])), [2, 2])
+        branch.g.node[0].attribute[0].g.sparse_initializer.append(sparse)
+    for c in (True, False):
+        (found,) = outputs_of(fix_inputs(Model(proto), {"c": np.array(c)}), {"x": X[:1]})
+        (expected,) = outputs_of(Model(proto), {"x": X[:1], "c": np.array(c)})
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
     text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
       y, z = If (c) <
@@ -86,6 +114,23 @@ def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
     proto = fix_inputs(model, {"c": np.array(True)})
     first, second = outputs_of(proto, {"x": np.float32([1, -2])})
     assert first.tolist() == second.tolist() == [-1, 2]
+
+
+def test_a_sparse_weight_of_the_executed_branch_remains() -> None:
+    text = """(float[1,2] x, bool c) => (float[1,2] y) {
+      y = If (c) <then_branch = yes () => (t) { t = MatMul(x, rare) },
+                  else_branch = no () => (e) { e = MatMul(x, rare) }>
+    }"""
+    model = parsed(f"g {text}")
+    for number, branch in enumerate(model.proto.graph.node[0].attribute):
+        values = numpy_helper.from_array(np.float32([number + 2]), "rare")
+        place = numpy_helper.from_array(np.array([1]))
+        branch.g.sparse_initializer.append(helper.make_sparse_tensor(values, place, [2, 2]))
+    model = Model(model.proto)
+    for c in (True, False):
+        (found,) = outputs_of(fix_inputs(model, {"c": np.array(c)}), {"x": X[:1]})
+        (expected,) = outputs_of(model, {"x": X[:1], "c": np.array(c)})
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_in_an_old_ir_version_a_constant_replaces_the_input() -> None:
