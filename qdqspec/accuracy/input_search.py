@@ -36,23 +36,31 @@ _SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the know
 
 
 class DrawnInput(NamedTuple):
-    """The values of one input, and a description of them."""
+    """The values of one input, a description of them, and all bits that were drawn until then."""
 
     values: Array
     words: str
+    bits: tuple[bool, ...]
 
 
 Drawn: TypeAlias = dict[str, DrawnInput]  # by input
+Bit: TypeAlias = Callable[[], bool]
 
 
 @st.composite
 def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence[Feed]) -> Drawn:
     """Inputs for a model: each of its own kind, or all of them from one sample of the data, maybe changed."""
-    is_beyond = bool(_bits(draw, 1))  # the range to try, and changed samples; else the known range
-    profile = _below(draw, len(domains[0].shapes)) if domains else 0
+    bits = list[bool]()
+
+    def bit() -> bool:
+        bits.append(draw(st.booleans()))
+        return bits[-1]
+
+    is_beyond = bit()  # the range to try, and changed samples; else the known range
+    profile = _below(bit, len(domains[0].shapes)) if domains else 0
     # if the first is made of a sample, all are: a real input keeps the relation between its parts
-    is_together = bool(_bits(draw, 1))
-    number = _bits(draw, _SEEDS)  # of the sample, of noise, and of the place of a spike
+    is_together = bit()
+    number = 0  # of the sample, of noise, and of the place of a spike
     lengths: dict[object, int] = {}  # of axes of one name; without a name, of axes with the same bounds
     found: Drawn = {}
     for domain in domains:
@@ -60,20 +68,23 @@ def drawn_inputs(draw: DrawFn, domains: Sequence[InputDomain], samples: Sequence
         for axis, (dim, least, most) in enumerate(zip(domain.axes, span.min, span.max, strict=True)):
             key = dim if isinstance(dim, str) else (axis, least, most)
             if key not in lengths:
-                lengths[key] = least + _below(draw, most - least + 1)
+                lengths[key] = least + _below(bit, most - least + 1)
             shape.append(min(max(lengths[key], least), most))
         kinds = _FLOATS if np.issubdtype(domain.dtype, np.floating) else _WHOLE
-        kind = _of(draw, [kind for kind in kinds if samples or kind != "sample"])
+        kind = _of(bit, [kind for kind in kinds if samples or kind != "sample"])
         kind = "sample" if found and is_together else kind
+        own_number = _bits(bit, _SEEDS)
+        number = number if found and is_together else own_number
         is_together = is_together and kind == "sample"
         own = [sample[domain.name] for sample in samples]
-        found[domain.name] = _input(draw, domain, shape, kind, number, own, is_beyond=is_beyond)
+        values, words = _input(bit, domain, shape, kind, number, own, is_beyond=is_beyond)
+        found[domain.name] = DrawnInput(values, words, tuple(bits))
     return found
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _input(
-    draw: DrawFn,
+    bit: Bit,
     domain: InputDomain,
     shape: Sequence[int],
     kind: str,
@@ -81,13 +92,13 @@ def _input(
     samples: Sequence[Array],
     *,
     is_beyond: bool,
-) -> DrawnInput:
-    """One input of a kind. Values are in the range to try, or infinite as in the sample."""
+) -> tuple[Array, str]:
+    """One input of a kind, and its description. Values are in the range to try, or infinite as in the sample."""
     tried, is_float = domain.tried, np.issubdtype(domain.dtype, np.floating)
     known = Span(tried.nearest(domain.known.low), tried.nearest(domain.known.high))
     span = tried if is_beyond else known
-    first, second = _value(draw, span, span.high, span.low), _value(draw, span, span.low, span.high)
-    gain, shift = _of(draw, _GAINS), _of(draw, _SHIFTS)
+    first, second = _value(bit, span, span.high, span.low), _value(bit, span, span.low, span.high)
+    gain, shift = _of(bit, _GAINS), _of(bit, _SHIFTS)
     low, high = sorted((first, second))
 
     def text(value: float) -> str:
@@ -116,29 +127,29 @@ def _input(
             words, values = f"{words} times {gain:g} plus {plus:g}", values * gain + plus
     within = np.clip(values if is_float else np.rint(values), tried.low, tried.high)
     within = np.where(np.isinf(values), values, within)  # as in masks
-    return DrawnInput(within.astype(domain.dtype), words)
+    return within.astype(domain.dtype), words
 
 
-def _value(draw: DrawFn, span: Span, *bounds: float) -> float:
+def _value(bit: Bit, span: Span, *bounds: float) -> float:
     """One of the bounds, or a value between them."""
-    choice, level = _below(draw, 4), _bits(draw, _LEVELS)
+    choice, level = _below(bit, 4), _bits(bit, _LEVELS)
     return bounds[choice] if choice < 2 else span.low + (span.high - span.low) * level / 2**_LEVELS
 
 
-def _of(draw: DrawFn, choices: Sequence[T]) -> T:
-    return choices[_below(draw, len(choices))]
+def _of(bit: Bit, choices: Sequence[T]) -> T:
+    return choices[_below(bit, len(choices))]
 
 
-def _below(draw: DrawFn, count: int) -> int:
+def _below(bit: Bit, count: int) -> int:
     """A number below ``count``."""
-    return _bits(draw, (count - 1).bit_length()) % count
+    return _bits(bit, (count - 1).bit_length()) % count
 
 
-def _bits(draw: DrawFn, count: int) -> int:
+def _bits(bit: Bit, count: int) -> int:
     """A number of so many bits, the highest first."""
     number = 0
     for _ in range(count):
-        number = 2 * number + draw(st.booleans())
+        number = 2 * number + bit()
     return number
 
 
@@ -175,6 +186,7 @@ def search_inputs(
     """
     started, is_late = clock(), False
     answers: dict[tuple[object, ...], InputResult | None] = {}
+    firsts: dict[tuple[object, ...], list[tuple[bool, ...]]] = {}
     smallest: Drawn | None = None
 
     @seed(seed_number)
@@ -194,17 +206,18 @@ def search_inputs(
         nonlocal is_late, smallest
         content = b"".join(each.values.tobytes() for each in drawn.values())
         key = hashlib.sha256(content).digest(), *(each.values.shape for each in drawn.values())
-        is_new = key not in answers
-        if is_new:
+        bits = [each.bits for each in drawn.values()]
+        if key not in answers:
             if clock() >= started + seconds:
                 is_late = True
                 if smallest is None:
                     raise _Late
                 return  # while shrinking, an untried input does not count
-            answers[key] = attempt(drawn)
+            answers[key], firsts[key] = attempt(drawn), bits
         answer = answers[key]
-        if answer is None or not (is_new or answer.broken):
-            reject()  # one drawn again does not count as an example
+        # one drawn again by other bits does not count as an example; by the same ones, it is a repetition by Hypothesis
+        if answer is None or not (firsts[key] == bits or answer.broken):
+            reject()
         target(answer.noise, label="noise")
         if answer.broken:
             smallest = drawn  # Hypothesis ends with the smallest

@@ -32,7 +32,7 @@ from qdqspec.app.session.result import Plan, Result, plan_of, scheme_sum
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
-from qdqspec.checks import Renewal, raised
+from qdqspec.checks import Renewal, raised, requests_of
 from qdqspec.errors import ConfigError, DataError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
@@ -231,8 +231,12 @@ class Session(Closing):
             return self.work(case).search
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
-        """The evidence of a case; the requested kinds are measured."""
-        return self.work(case).evidence(needs)
+        """The evidence of a case; the requested kinds are measured, as its checks request them."""
+        work = self.work(case)
+        for check in case.checks:
+            if (needs - {"parity"}).intersection(request.kind for request in requests_of(check)):
+                work.gather(check)
+        return work.evidence(needs)
 
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
         """Measure the evidence of the check, judge it, and add the verdict to the record.

@@ -32,7 +32,8 @@ Least: TypeAlias = Annotated[
 Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
 Needed: TypeAlias = Annotated[Counted, short_form(str, lambda name: {name: 1}, Entry | Counted)]
 Needs: TypeAlias = Annotated[
-    tuple[Needed, ...], short_form(dict, lambda part: [part], Counted | tuple[Entry | Counted, ...])
+    tuple[Needed, ...],
+    short_form(dict, lambda part: [part] * bool(part), Counted | tuple[Entry | Counted, ...]),
 ]
 
 

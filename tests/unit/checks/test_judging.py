@@ -266,6 +266,7 @@ JUDGED: list[tuple[str, Evidence, dict, str, str]] = [
         "pass", "12 activation pairs: 2 rules held",
     ),
     ("placement", ALONE, {"forbid": ["Conv"]}, "pass", "0 activation pairs, unchanged: 1 rule held"),
+    ("placement", ALONE, {"require": {}, "forbid": ["Conv"]}, "pass", "0 activation pairs, unchanged: 1 rule held"),
     ("size", SIZES, {"max_bytes": "1MiB"}, "fail", "1048577 B > budget 1048576 B"),
     ("size", SIZES, {"max_ratio": 0.5}, "fail", "0.50000 of the reference's size > budget 0.50000"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -87,6 +88,19 @@ def test_all_axes_of_an_input_are_drawn_from_one_shape_profile() -> None:
     assert seen == {(1, 8), (2, 8), (5, 3), (6, 3)}
 
 
+def test_inputs_of_their_own_kinds_have_their_own_noise() -> None:
+    two = (FLOATS, dataclasses.replace(FLOATS, name="y"))
+    seeds: set[tuple[str, str]] = set()
+
+    def attempt(drawn: Drawn) -> InputResult:
+        if all(each.words.startswith("uniform") for each in drawn.values()):
+            seeds.add(tuple(each.words.rpartition("seed")[2] for each in drawn.values()))
+        return WITHIN
+
+    searched(attempt, domains=two, samples=())
+    assert any(x != y for x, y in seeds), "the same noise in both hides what depends on their difference"
+
+
 def test_the_seed_determines_the_search() -> None:
     tried: dict[int, list[bytes]] = {}
     for run, seed in enumerate((7, 7, 8)):
@@ -114,6 +128,14 @@ def test_the_time_limit_ends_the_shrinking_and_keeps_its_result() -> None:
     assert found.late
     assert len(finds) == 2
     assert any(np.array_equal(values(found.smallest), values(each)) for each in finds)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_in_several_shape_profiles_tries_all_its_inputs(seed: int) -> None:
+    shapes = ({"batch": (1, 4), "w": (2, 9)}, {"batch": (2, 2), "w": (3, 3)})
+    several = tuple(domain(name, "f4", Span(0, 1), Span(-1, 2), *shapes) for name in ("x", "y"))
+    samples = ({"x": np.ones((1, 3)), "y": np.zeros((1, 3))},)
+    assert searched(lambda _: WITHIN, 60, seed, domains=several, samples=samples).tried > 50
 
 
 def test_attempts_without_a_result_are_not_counted() -> None:

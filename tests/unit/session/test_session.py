@@ -94,6 +94,15 @@ def test_a_run_finds_a_faster_placement_writes_its_files_and_reports_each_trial(
     assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
 
 
+def test_evidence_has_what_checks_request_with_parameters(open_session: Open, case: Case) -> None:
+    checks = check_of("lint", target=["onnxruntime-cpu"]), check_of("survival", through=["constant-folding"])
+    case = replace(case, checks=checks)
+    session = open_session()
+    evidence = session.evidence(case, frozenset({"lint"}))
+    assert (evidence.lint.keys(), evidence.survival) == ({"onnxruntime-cpu"}, {})
+    assert session.evidence(case, frozenset({"survival"})).survival.keys() == {"constant-folding"}
+
+
 def test_a_search_that_expects_too_little_of_a_further_build_says_so(open_session: Open, case: Case) -> None:
     search = open_session().search(replace(case, tune=replace(case.tune, preset="default", trials=100)))
     assert search.ended_by == "expected gain below 1 %"
