@@ -301,7 +301,12 @@ def folded_like(model: Model, other: Model) -> Folded | None:
     Those on integers of a weight do not count: without the pair after them, their result is a weight.
     """
     folded = fold_weights(model)
-    same = (other.by_name[name] for name in folded.missing if name in other.by_name)
+    mine, its = ({(n.op_type, n.outputs[0]): n for n in each.nodes if n.outputs} for each in (model, other))
+    missing = [model.by_name[name] for name in folded.missing]
+    same = [its[key] for node in missing if (key := (node.op_type, node.outputs[0])) in its]
+    named = (other.by_name[node.name] for node in missing if node.name in other.by_name)
+    # the name of one that makes the tensor of another node of the model may be a number
+    same += [node for node in named if (node.op_type, node.outputs[0]) not in mine]
     narrow = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
     is_kept = any(other.elem_type(node.outputs[0]) not in narrow for node in same)
     return folded if folded.missing and not is_kept else None

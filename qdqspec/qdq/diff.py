@@ -144,7 +144,8 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
     given = a, b
     a, b = converted_like(a, b), converted_like(b, a)
     parts = StrippedModel(a, activations=b), StrippedModel(b, activations=a)
-    sides = _Side(parts[0], {}), _Side(parts[1], align_names(parts[0].stripped, parts[1].stripped))
+    names = align_names(parts[0].stripped, parts[1].stripped, named_first=True)
+    sides = _Side(parts[0], {}), _Side(parts[1], names)
     skeleton = compare_skeletons(*sides)
     groups: dict[tuple[int, int], list[Consumer]] = {}
     for end in dict.fromkeys((*sides[0].at, *sides[1].at)):

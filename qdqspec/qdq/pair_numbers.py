@@ -157,7 +157,8 @@ def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     """The numbers of a pair, or of a DequantizeLinear alone; ``None`` and the reason if they are unknown."""
     if quantize is not None and is_dynamic(quantize):
         params = _read_dynamic(model, dequantize, quantize)
-        return params, "" if params is not None else RESCALES
+        why = RESCALES if is_constant(model, quantize.inputs[1:2]) else COMPUTED
+        return params, "" if params is not None else why
     nodes = (dequantize,) if quantize is None else (quantize, dequantize)
     if not all(is_constant(model, node.inputs[1:]) for node in nodes):
         return None, COMPUTED
@@ -176,8 +177,14 @@ def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     else:
         elem_type = first.number("output_dtype", 0) or TensorProto.UINT8
     read = [_read_stored(model, node, elem_type, (quantize or dequantize).inputs[0]) for node in nodes]
-    last = replace(read[-1], precision=read[0].precision)  # a QuantizeLinear alone has this attribute
-    return (read[0], "") if read[0].same(last) else (None, RESCALES)
+    # a QuantizeLinear alone has this attribute
+    read[-1] = replace(read[-1], precision=read[0].precision)
+    many, few = (read[0], read[-1]) if read[0].scale.size >= read[-1].scale.size else (read[-1], read[0])
+    if few.scale.size == 1:  # one scale may stand for all
+        shape = many.scale.shape
+        scale, point = np.resize(few.scale, shape), np.resize(few.zero_point, shape)
+        few = replace(few, scale=scale, zero_point=point, axis=many.axis)
+    return (many, "") if many.same(few) else (None, RESCALES)
 
 
 def _read_dynamic(model: Model, dequantize: Node, quantize: Node) -> QuantParams | None:

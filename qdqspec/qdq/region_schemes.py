@@ -268,7 +268,7 @@ _Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
 class CacheEntry(_Row):
     """A scheme and the ratio of the fastest model with it; ``interval`` if fresh builds confirmed it."""
 
-    scheme: Scheme = Field(validation_alias=AliasChoices("scheme", "sites"))
+    scheme: Scheme = Field(validation_alias=AliasChoices("sites", "scheme"))
     ratio: _Ratio
     interval: Annotated[tuple[_Ratio, _Ratio], Field(strict=False)] | None = None
 

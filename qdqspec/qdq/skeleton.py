@@ -23,30 +23,35 @@ from qdqspec.types import Consumer
 _NUMBERED = re.compile(r"(?:^|/)[^/]*#\d+(?:/|$)")  # a node, or a call, without a name of its own
 
 
-def find_same_nodes(model: Model, other: Model) -> dict[str, str]:
+def find_same_nodes(model: Model, other: Model, *, named_first: bool = False) -> dict[str, str]:
     """The names in a model of the nodes that the ``other`` model has too, by their names there.
 
-    The same node has the same name of its own, or the same operator that makes the same tensor: tools rename nodes, and
-    those without a name are numbered, which depends on the nodes before them.
+    The same node has the same operator and makes the same tensor, or has the same name of its own: nodes without one
+    are numbered, which depends on the nodes before them, and tools rename nodes, some by numbers too. With
+    ``named_first`` the name decides if a node has one in both.
     """
-    makers = {(node.op_type, node.outputs[0]): node.name for node in model.nodes if node.outputs}
+    makers = {key: node.name for node in model.nodes if (key := _find_product(node))}
+    own = {n.name for n in other.nodes if n.name in model.by_name and not _NUMBERED.search(n.name)}
     names: dict[str, str] = {}
     for node in other.nodes:
-        known = makers.get((node.op_type, node.outputs[0])) if node.outputs else None
-        is_named = node.name in model.by_name and not _NUMBERED.search(node.name)
-        if known is not None and not (is_named and not _NUMBERED.search(known)):
+        known = makers.get(_find_product(node) or ("", ""))
+        if known is not None and not (named_first and node.name in own and not _NUMBERED.search(known)):
             names[node.name] = known
-        elif is_named:
-            names[node.name] = node.name
-    return names
+    return {name: name for name in own.difference(names, names.values())} | names
 
 
-def align_names(model: Model, other: Model) -> dict[str, str]:
+def _find_product(node: Node) -> tuple[str, str] | None:
+    """The operator and the first tensor that it makes: the first output of an LSTM may have no name."""
+    made = next(filter(None, node.outputs), "")
+    return (node.op_type, made) if made else None
+
+
+def align_names(model: Model, other: Model, *, named_first: bool = False) -> dict[str, str]:
     """The names of all nodes of the ``other`` model for a comparison: those of the same nodes, or the same numbers.
 
     Nodes that the model lacks have names that it has not.
     """
-    names = find_same_nodes(model, other)
+    names = find_same_nodes(model, other, named_first=named_first)
     taken = {*names.values()}
     for node in other.nodes:
         name = names.get(node.name, node.name)

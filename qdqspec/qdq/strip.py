@@ -128,8 +128,18 @@ class StrippedModel:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it has the nodes, weights and interface of the reference."""
-        return not self.found.dequantized and not self.difference.differs
+        """Whether it has the nodes, weights, functions and interface of the reference."""
+        return not (self.found.dequantized or self.difference.differs or self._reordered)
+
+    @cached_property
+    def _reordered(self) -> tuple[str, ...]:
+        """What a comparison by names does not find."""
+        assert self._expected is not None
+        mine, its = (
+            {"inputs": m.inputs, "outputs": m.outputs, "functions": tuple(m.proto.functions)}
+            for m in (self.stripped, self._expected)
+        )
+        return tuple(f"other {what}, or in another order" for what in mine if mine[what] != its[what])
 
     def unlike(self) -> tuple[str, ...]:
         """Notes on differences from the reference."""
@@ -142,7 +152,7 @@ class StrippedModel:
         if found.added:
             why = "the quantizing tool added or renamed them"
             notes.append(f"not like the reference, which lacks nodes, {names_text(found.added)}: {why}")
-        if changes := (*found.changed, *found.constants, *found.interface):
+        if changes := (*found.changed, *found.constants, *found.interface, *self._reordered):
             notes.append(f"not like the reference, {list_text(changes, 3)}: the quantizing tool changed this")
         return tuple(notes)
 

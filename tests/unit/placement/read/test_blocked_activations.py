@@ -87,6 +87,16 @@ def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: fl
     assert 0 < error < {"nvfp4": 0.15, "mxfp8": 0.04}[name]
 
 
+def test_a_pair_with_a_computed_outer_scale_is_stripped_and_noted() -> None:
+    proto = exported("nvfp4").proto
+    (scale,) = (tensor for tensor in proto.graph.initializer if tensor.name == "x_scale")
+    proto.graph.initializer.remove(scale)
+    proto.graph.node.insert(0, helper.make_node("ReduceMax", ["x"], ["x_scale"], keepdims=0))
+    model = Model(proto)
+    assert "x" not in {pair.site.tensor for pair in import_placement(model).pairs}
+    assert not any(node.op_type.startswith("TRT") for node in strip_qdq(model).proto.graph.node)
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "why"),
     [

@@ -198,6 +198,25 @@ def test_a_folded_batch_normalization_is_reported_but_is_no_difference(models: P
     assert len(found.skeleton.constants) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{} n = BatchNormalization(x, s, b, m, v)  {} c = Conv(n, w)  {} y = BatchNormalization(c, s, b, m, v)",
+        "{} a = Add(w, w)  {} n = Mul(x, s)  {} c = Add(n, n)  {} y = Conv(c, a)",
+    ],
+)
+def test_a_node_that_both_have_is_folded_in_neither(text: str) -> None:
+    """Only one has names: the folded nodes are known by the tensors that they make."""
+    values = {name: np.full(2, 2, F32) for name in "bmv"}
+    one, other = (
+        net(f"g (float[1,2,4,2] x) => (y) {{ {text.format(*names)} }}", s=np.full(2, 3, F32), w=(2, 2, 1, 1), **values)
+        for names in (["[a]", "[b]", "[c]", "[d]"], [""] * 4)
+    )  # fmt: skip
+    for found in (diff_models(one, other), diff_models(other, one)):
+        assert found.same
+        assert found.skeleton.folded == ()
+
+
 def test_q_and_dq_that_are_no_pairs_are_counted() -> None:
     """A DequantizeLinear of an input is part of both float models."""
     model = net("g (int8[4] x) => (float[4] y) { d = DequantizeLinear(x, s) y = Neg(d) }", s=F32(0.5))

@@ -140,6 +140,39 @@ def test_pairs_of_nameless_nodes_with_other_numbers_in_the_reference_are_not_mov
     assert diff_models(original, Model(strip_qdq(quantized, original).proto)).same
 
 
+_LSTM = "LSTM<hidden_size = 4>"
+
+
+@pytest.mark.parametrize(
+    ("original", "quantized", "reader"),
+    [
+        # by their names, which are numbers, the nodes would be others
+        (
+            "[n0] h = Tanh(x)  [n1] t = Tanh(h)  [n2] y = Tanh(t)",
+            "[n0] {pair}  [n2] h = Tanh(a)  [n3] t = Tanh(h)  [n4] y = Tanh(t)",
+            "n0",
+        ),
+        # of nodes without names, whose first output has none
+        (
+            f'"", h = {_LSTM}(x, v, r)  "", y = {_LSTM}(h, v, r)',
+            f'{{pair}}  "", h = {_LSTM}(a, v, r)  "", y = {_LSTM}(h, v, r)',
+            "LSTM#0",
+        ),
+    ],
+    ids=["numbers", "LSTM"],
+)
+def test_a_reader_is_the_node_of_the_reference_that_makes_its_tensor(
+    original: str, quantized: str, reader: str
+) -> None:
+    pair = "q = QuantizeLinear(x, s, z) [n1] a = DequantizeLinear(q, s, z)"
+    made, known = (
+        net(f"g (float[2,1,4] x) => (y) {{ {text} }}", v=(1, 16, 4), r=(1, 16, 4), **ONE)
+        for text in (quantized.format(pair=pair), original)
+    )
+    (found,) = import_placement(made, known).pairs
+    assert found.site.consumers == (Consumer(reader, 0),)
+
+
 def test_each_pair_of_a_shared_weight_keeps_its_own_integers(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).normal(size=(4, 4)).astype(F32)
     ends = "g (float[2,4] x) => (float[2,4] y)"

@@ -206,6 +206,7 @@ def clipped(text: str) -> Model:
         "low": np.array(0, np.float32), "high": np.array(6, np.float32),
         "high2": np.full((2, 2), 6, np.float32), "low2": np.full((2, 2), -1, np.float32),
         "shape": np.array([2, 2]), "steps": np.array([0.5, 0.1], np.float32), "zeros": np.zeros(2, np.uint8),
+        "same": np.array([0.5, 0.5], np.float32),
     }  # fmt: skip
     used = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", text)}
     return net(f"{SQUARE} {{ {text} }}", **HALF, **used)
@@ -247,6 +248,8 @@ def test_a_pair_without_a_zero_point_clips_by_its_type(kind: str, relus: int) ->
         ("(x, s, two)", "(q, s, zero)", True),
         ("(x, s, two)", "(q, s)", True),
         ("(x, s, zeros)", "(q, s, zeros)", True),  # more zero points than scales
+        ("<axis = 1>(x, same, zeros)", "(q, s, zero)", False),  # one scale may stand for all
+        ("(x, s, zero)", "<axis = 1>(q, same, zeros)", False),
         *(
             ("<axis = 1>(x, steps, zeros)", f"<axis = {axis}>(q, steps, zeros)", rescales)
             for axis, rescales in ((1, False), (-1, False), (0, True), (-2, True))
@@ -346,6 +349,21 @@ def test_what_the_quantizing_tool_changed_is_reported(text: str, before: str, no
     assert strip_qdq(model, reference).notes == import_placement(model, reference).unlike == expected
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ("(float[2,2] z, float[2,2] x) => (float[2,2] y, float[2,2] o)", "inputs"),
+        ("(float[2,2] x, float[2,2] z) => (float[2,2] o, float[2,2] y)", "outputs"),
+    ],
+)
+def test_inputs_and_outputs_in_another_order_are_not_the_reference(ends: str, words: str) -> None:
+    nodes = "{ [n] y = Neg(x)  [m] o = Tanh(z) }"
+    before = "(float[2,2] x, float[2,2] z) => (float[2,2] y, float[2,2] o)"
+    stripped = strip_qdq(net(f"g {ends} {nodes}"), net(f"g {before} {nodes}"))
+    why = f"other {words}, or in another order: the quantizing tool changed this"
+    assert stripped.notes == (f"not like the reference, {why}",)
+
+
 def test_a_raised_opset_is_kept_and_reported_without_a_reference() -> None:
     text = "g (float[1, 4] x) => (float[4] y) { [s] y = Squeeze<axes = [0]>(x) }"
     original = parsed(text, 11, ir=3)
@@ -387,6 +405,14 @@ def with_norm(scale: float = 2.0) -> Model:
         w=(2, 2, 1, 1),
         **{name: np.full(2, value, np.float32) for name, value in values.items()},
     )
+
+
+def test_a_model_whose_numbered_nodes_have_other_names_is_the_reference() -> None:
+    original = net(f"{SQUARE} {{ [n0] t = Tanh(x)  [n1] u = Neg(t)  [n2] y = Add(u, t) }}")
+    pair = "q = QuantizeLinear(x, s, two)  a = DequantizeLinear(q, s, two)"
+    made = clipped(f"[n0] {pair}  [n2] t = Tanh(a)  [n3] u = Neg(t)  [n4] y = Add(u, t)")
+    stripped = strip_qdq(made, original)
+    assert (stripped.proto, stripped.notes) == (original.proto, ("equal to the reference",))
 
 
 def test_nodes_that_tuning_folded_are_restored_from_the_reference_if_the_weights_agree() -> None:
