@@ -1,4 +1,5 @@
 from .check import (
+    sort_nodes as sort_nodes,  # move each node behind those whose outputs it or its bodies read
     type_problem as type_problem,  # the first problem in types and shapes that ONNX's checker finds
 )
 from .conversion import (

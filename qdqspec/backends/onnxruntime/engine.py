@@ -33,7 +33,7 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.errors import BackendError, ModelError
-from qdqspec.graph import Model, unique_node_names
+from qdqspec.graph import Model, sort_nodes, unique_node_names
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -352,13 +352,12 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
         node.name = name
     try:
         from onnxruntime.transformers.float16 import convert_float_to_float16
-        from onnxruntime.transformers.onnx_model import OnnxModel
 
         logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
         converted: onnx.ModelProto = convert_float_to_float16(
             proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
         )
-        OnnxModel.graph_topological_sort(converted.graph)  # it appends the casts that it adds
+        sort_nodes(converted, path)  # it appends the casts that it adds
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
         why = one_line(error, 200)
         raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None

@@ -170,11 +170,11 @@ class _Names:
         self._known |= {node.name: node for node in model.nodes}
         # a graph output has its tensor's name, even if a node is called the same
         self._known |= {t: model.producer[t] for t in model.outputs if t in model.producer}
+        self._most_parts = 1 + max((name.count(",") for name in self._known), default=0)
 
     def read(self, text: str) -> _Named:
-        """The nodes in a comma-separated list of names, to which OpenVINO appends endings."""
-        named = filter(None, map(self._find, text.split(",")))
-        found = {node.name: node for node in named}.values()
+        """The nodes in a comma-separated list of names, with commas of their own and endings that OpenVINO appends."""
+        found = {node.name: node for node in self._find_all(text.split(","))}.values()
         others = (node.name for node in found if node.name in self.source.nodes)
         pairs = [(n.op_type, self.source.base(n.inputs[0])) for n in found if n.op_type in QDQ_OPS]
         return _Named(
@@ -182,6 +182,15 @@ class _Names:
             quantized=tuple(dict.fromkeys(tensor for op, tensor in pairs if op == "QuantizeLinear")),
             tensors=tuple(dict.fromkeys(tensor for _, tensor in pairs)),
         )
+
+    def _find_all(self, parts: list[str]) -> Iterator[Node]:
+        while parts:
+            ends = range(min(len(parts), self._most_parts), 0, -1)
+            found = ((end, self._find(",".join(parts[:end]))) for end in ends)
+            end, node = next((each for each in found if each[1] is not None), (1, None))
+            if node is not None:
+                yield node
+            parts = parts[end:]
 
     def _find(self, name: str) -> Node | None:
         while name and name not in self._known:
@@ -220,8 +229,9 @@ class _Mapping:
             # the nodes that lead to its tensors, back to tensors of others
             ends = self._ends[index]
             nodes = self._source.slice(ends, self._made - {*ends}) or named.nodes
-            if computes and not nodes:  # it is named after the pair behind it only
+            if computes and not nodes:  # it is named after the pair behind it only, or reads it
                 nodes = self._source.slice(named.tensors[:1], self._made)
+                nodes = tuple(node for node in nodes if node not in self._owner)
             own = [node for node in nodes if taken.setdefault(node, index) == index]
             if computes and not own:
                 own = [*nodes]

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,7 +237,9 @@ def graph_hash(information: str, model: Path) -> str:
     """
     if information.startswith(KERNELS):
         return kernel_list_hash(information)
-    text = _NUMBERED.sub("", json.dumps(json.loads(information, strict=False), sort_keys=True))
+    with suppress(ValueError):  # text that is not JSON, as by a quote in a name, is hashed as it is
+        information = json.dumps(json.loads(information, strict=False), sort_keys=True)
+    text = _NUMBERED.sub("", information)
     digest = hashlib.sha256(text.encode())
     if _OPAQUE in text:
         with model.open("rb") as file:

@@ -82,7 +82,7 @@ def test_arithmetic_and_threads_are_pinned(tmp_path: Path) -> None:
 
 
 def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convolution(tmp_path: Path) -> None:
-    """Names with slashes are found; those of pairs do not change the hash of the graph."""
+    """Names with commas and slashes are found; those of pairs do not change the hash of the graph."""
     model = small_model(quantized=True)
     original = build(tmp_path / "original.onnx", model).graph_hash
     for node in model.graph.node:
@@ -90,16 +90,26 @@ def test_a_relu_replaced_by_the_quantization_belongs_to_the_kernel_of_its_convol
             node.name = f"other_{node.name}"
     assert build(tmp_path / "other.onnx", model).graph_hash == original
     for node in model.graph.node:
-        node.name = f"/net/block/{node.name}/x"
+        node.name = f"/net/block,{node.name}/x"
     engine = build(tmp_path / "small.onnx", model)
     engine.bind(FEEDS)
     layers = engine.layers()
-    (convolution,) = [layer for layer in layers if "/net/block/conv/x" in layer.nodes]
-    assert convolution.nodes == ("/net/block/conv/x", "/net/block/relu/x")
+    (convolution,) = [layer for layer in layers if "/net/block,conv/x" in layer.nodes]
+    assert convolution.nodes == ("/net/block,conv/x", "/net/block,relu/x")
     assert (convolution.integer, convolution.precision) == (True, "uint8")
     boundary = next(layer for layer in layers if layer.boundary)
     assert (boundary.op_type, boundary.tensors) == ("QuantizeLinear", ("x",))
-    assert not next(layer for layer in layers if "/net/block/gemm/x" in layer.nodes).integer
+    assert not next(layer for layer in layers if "/net/block,gemm/x" in layer.nodes).integer
+
+
+def test_a_kernel_named_after_the_pair_before_it_computes_none_of_the_nodes_of_others(tmp_path: Path) -> None:
+    """A LayerNormalization begins with a Reduce that OpenVINO names after the pair in front."""
+    g = Graph()
+    x = g.node("Conv", g.input((1, 8, 8, 8)), g.weight(8, 8, 3, 3, axis=0))
+    moved = g.pair(g.node("Transpose", x, perm=[0, 2, 3, 1]), zero=0, dtype=np.int8)
+    y = g.node("LayerNormalization", moved, g.const(np.ones(8), np.float32))
+    layers = layers_of(OpenVino(), g.model(y), tmp_path)
+    assert [layer.op_type for layer in layers if layer.nodes == ("n4",)] == ["Transpose"]
 
 
 @pytest.mark.parametrize("name", ["squeezenet10", "digits_resnet"])

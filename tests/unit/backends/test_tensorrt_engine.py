@@ -385,10 +385,11 @@ OPAQUE = information("{ForeignNode[a...b]}_myl0")
         (information("__myl_MulSum_myl4_1"), information("__myl_MulSum_myl12_3"), "ab", True),
         (information("a"), information("a", "f16f16"), "aa", False),
         (information("layer1_1"), information("layer1_2"), "aa", False),
+        ("no json at all", "another", "aa", False),
         (OPAQUE, information("{ForeignNode[a...b]}_myl3"), "aa", True),
         (OPAQUE, OPAQUE, "ab", False),  # a layer that may contain anything: the model is hashed
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_the_hash_ignores_what_differs_between_builds_of_one_model(
     tmp_path: Path, text: str, other: str, files: str, is_equal: bool
