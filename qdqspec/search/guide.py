@@ -202,18 +202,22 @@ class Guide:
     def fitted(self, labels: Mapping[str, Label], worth: Mapping[str, float]) -> Placement:
         """Labels of the units of most worth that are expected to meet the limits; all where no limit is binding.
 
-        ``worth`` is that of quantizing each unit, such as its time or its multiplications. Without noise of single
-        labels all labels are kept, or none.
+        ``worth`` is that of quantizing each unit, such as its time or its multiplications. All units count as equally
+        noisy if the noise of single labels is unknown.
         """
-        resolve = self.space.resolve
+        resolve, whole = self.space.resolve, self.space.resolve(labels)
         self.keeps_metric(resolve(self.space.everything()))  # shows whether the metric's limit is binding
-        if not self.is_limited or not self.has_noise:
-            return resolve(labels)
+        if not self.is_limited:
+            return whole
+        if not self.has_noise:
+            if (predicted := self.unbuilt_db(whole)) is None:
+                return whole
+            self._offset_db = predicted - self._sum_db(whole)
         noise = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
-        placement = self.within_limits(
+        found = self.within_limits(
             lambda most: resolve({unit: labels[unit] for unit in units_within(noise, worth, most)})
         )
-        return placement or resolve({})
+        return found or resolve({})
 
     def within_limits(self, placed: Callable[[float], Placement], *, rehearsals: int = 6) -> Placement | None:
         """The placement of the lowest SQNR that is expected to meet the limits; ``None`` for none.

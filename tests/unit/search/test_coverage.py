@@ -109,6 +109,18 @@ def test_the_noise_that_the_limit_allows_is_spent_on_most_multiplications(space_
     assert covered >= 0.99 * optimum
 
 
+def test_without_noise_of_single_units_predictions_show_what_to_leave_out(space_of) -> None:
+    """The noise is not measured where that takes too long, such as of thousands of pairs; predictions still are."""
+    space = space_of()
+    oracle = Additive(space)
+    guide = Guide(oracle, space, limited(31.0), doubt_share=0.0)
+    oracle.noise = lambda: None  # type: ignore[method-assign]
+    build = Builder(space)
+    found = search(space, build, guide=guide, keeps_limits=lambda t: oracle.truth(t.placement) >= 31.0).best()
+    assert len(build.trials) == 1
+    assert 31.0 <= oracle.truth(found.placement) <= 32.0
+
+
 @pytest.mark.parametrize("names", [True, False])
 def test_refused_units_stay_in_float_and_no_others(space_of, names: bool) -> None:
     space = space_of()
