@@ -120,8 +120,11 @@ def remove_partial(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """Eight characters that identify this machine: on a shared disk, a process may be another machine's."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    """Eight characters for this machine and container: on a shared disk, a process may be another one's."""
+    numbering = ""
+    with suppress(OSError):  # of processes, where a system has several
+        numbering = str(Path("/proc/self/ns/pid").readlink())
+    return hashlib.sha256(f"{platform.node()}{numbering}".encode()).hexdigest()[:8]
 
 
 def _process_runs(name: str) -> bool | None:

@@ -137,12 +137,13 @@ _Listed: TypeAlias = Annotated[list[Format], Field(min_length=1, json_schema_ext
 
 def _joined(value: object) -> str:
     """``[int8, int4]`` and ``int8+int4`` as the latter, which names and ids contain."""
-    is_list = isinstance(value, list | tuple) and bool(value)
-    words = [*value] if isinstance(value, list | tuple) else str(value).split("+")
+    words: list[Any] = value.split("+") if isinstance(value, str) else [value]
+    if is_list := isinstance(value, list | tuple) and bool(value):
+        words = [*value]
     expected = {"expected": " or ".join(map(repr, _FORMATS))}
     wrong = [  # each of a list at its own index
         InitErrorDetails(type="literal_error", loc=(index,) if is_list else (), input=word, ctx=expected)
-        for index, word in enumerate(words or [value])
+        for index, word in enumerate(words)
         if word not in _FORMATS
     ]
     if wrong:

@@ -82,7 +82,7 @@ def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> Vali
     return ValidationError.from_exception_data("checks", details)
 
 
-def _named_apart(checks: tuple[CheckSpec, ...]) -> tuple[CheckSpec, ...]:
+def named_apart(checks: tuple[CheckSpec, ...]) -> tuple[CheckSpec, ...]:
     """The checks, each with its id: its own, or its kind, numbered from the second of a kind on.
 
     Rejects an empty list of checks, and two checks with one id.
@@ -95,10 +95,11 @@ def _named_apart(checks: tuple[CheckSpec, ...]) -> tuple[CheckSpec, ...]:
     for index, check in enumerate(checks):
         kinds[check.kind] += 1
         nth = kinds[check.kind]
-        name = check.id or (slug(check.kind) if nth == 1 else f"{slug(check.kind)}-{nth}")
+        own = getattr(check.params, "id", None)  # `check.id` may be that of another spec
+        name = own or (slug(check.kind) if nth == 1 else f"{slug(check.kind)}-{nth}")
         if name in named:
             error = PydanticCustomError("id", "two checks are called '{name}'", {"name": name})
-            twice[(index, "id") if check.id else (index,)] = error
+            twice[(index, "id") if own else (index,)] = error
         named[name] = replace(check, id=name)
     if twice:
         raise refused(twice)
@@ -156,4 +157,4 @@ Check: TypeAlias = Annotated[
         _check_schema,
     ),
 ]
-Checks: TypeAlias = Annotated[tuple[Check, ...], AfterValidator(_named_apart)]
+Checks: TypeAlias = Annotated[tuple[Check, ...], AfterValidator(named_apart)]

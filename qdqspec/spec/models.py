@@ -43,7 +43,7 @@ from qdqspec.spec.fields import (
     slug,
 )
 from qdqspec.spec.inputs import InputsSection
-from qdqspec.spec.kinds import BackendName, Checks, StrategyName, refused
+from qdqspec.spec.kinds import BackendName, Checks, StrategyName, named_apart, refused
 from qdqspec.spec.problems import (
     Loc,
     Problem,
@@ -299,7 +299,7 @@ class Spec(SpecSection):
 
     def cases(self) -> tuple[Case, ...]:
         """One case for each combination of the matrix, in its order, with all checks; ``default`` without a matrix."""
-        lines = self._check_lines or (1,) * len(self.checks)
+        lines = itertools.chain(self._check_lines, itertools.repeat(1))
         plain = Case(
             id="default",
             model=self.model,
@@ -309,7 +309,10 @@ class Spec(SpecSection):
             tags=self.tags,
             backend=self.backend,
             **rules_of(self),
-            checks=tuple(replace(check, line=line) for check, line in zip(self.checks, lines, strict=True)),
+            checks=tuple(
+                replace(check, line=line)
+                for check, line in zip(named_apart(self.checks), lines, strict=False)
+            ),
             skipping=SkipRules(
                 skip=self.skip,
                 unless={name: value for name, value in self.skip_unless or () if value is not None},

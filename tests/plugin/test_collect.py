@@ -97,6 +97,13 @@ def test_ordinary():
 """
 
 
+def test_a_python_spec_may_be_a_link(project, tmp_path_factory):
+    module = tmp_path_factory.mktemp("elsewhere") / "spec_nets.py"
+    module.write_text(SPEC_MODULE)
+    (project.path / "specs" / "spec_nets.py").symlink_to(module)
+    assert "specs/spec_nets.py::squeeze::speedup" in ids(project.run("--collect-only", "-q", "specs"))
+
+
 @pytest.mark.parametrize("arguments", [["specs"], ["specs", "specs/spec_nets.py"]])
 def test_python_specs_and_their_tests_are_collected_once_and_run(project, arguments):
     project.spec("spec_nets.py", SPEC_MODULE)

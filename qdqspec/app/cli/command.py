@@ -116,9 +116,9 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def shapes(text: str) -> list[tuple[str, list[int]]]:
-    """Parse ``a:1x3x224x224,b:1x16``; a name may contain a colon."""
-    found = _pairs(text)
-    if not all(re.fullmatch(r"[0-9]+(x[0-9]+)*", dims) for _, dims in found):
+    """Parse ``a:1x3x224x224,b:1x16``; a name may contain colons and commas."""
+    found = re.findall(r"(.+?):([0-9]+(?:x[0-9]+)*)(?:,|$)", text)
+    if not found or ",".join(map(":".join, found)) != text:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
     return [(name, [int(dim) for dim in dims.split("x")]) for name, dims in found]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -220,8 +220,8 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
                     cure=installed.install or None,
                 )
             details = {} if installed.device is None else installed.device.details
-            there[name] = {**installed.facts, **details}
-            here[name] = {**runtime.backend.probe(options).facts, **runtime.device.details}
+            there[name] = _joined(installed.facts, details)
+            here[name] = _joined(runtime.backend.probe(options).facts, runtime.device.details)
         for case, name, tuned in models:
             work = session.work(case)
             found = check_upgrade(work, tuned or work.tuned_path, environment, arguments.allow)
@@ -229,6 +229,11 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(checked))
     data = {"passed": check.passed, **to_data(check)}
     return answer(arguments, data, upgrade_text(check), code=FINE if check.passed else WANTING)
+
+
+def _joined(facts: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+    """Each fact once: a name may have spaces in the facts of a backend and not in the details of its device."""
+    return {**facts, **{key: one for key, one in details.items() if key.replace("_", " ") not in facts}}
 
 
 def _models(

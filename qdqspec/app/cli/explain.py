@@ -263,6 +263,8 @@ def _from_model(
     with _with_float_form(path, reference, inputs) as (model, _, file, notes):
         tuned = require_path(model)
         if reference is None and not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
+            if notes:  # a name that is no input: nothing was fixed when a float model was made
+                model_given(path, inputs.values)
             (engine,) = _profile_models({path.stem: tuned}, inputs, settings)
             about = judged(model, settings).note
             return [replace(engine, notes=(*engine.notes, *notes, *filter(None, [about])))]

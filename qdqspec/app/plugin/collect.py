@@ -87,7 +87,7 @@ def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
             raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
         return one
 
-    with_paths(case, refuse)
+    with_paths(replace(case, spec=None), refuse)  # the module itself may be a link
 
 
 class CaseNode(_Explained):

@@ -7,7 +7,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from qdqspec._core.registry import did_you_mean, names
 from qdqspec._core.units import (
@@ -46,6 +46,10 @@ def _by_device(value: object) -> object:
     return {name: budget if isinstance(budget, dict) else {"": budget} for name, budget in value.items()}
 
 
+def _as_written(table: dict[str, dict[str, float]]) -> dict[str, float | dict[str, float]]:
+    return {name: budget.get("", budget) for name, budget in table.items()}
+
+
 def _require_percentiles(budget: dict[str, float]) -> dict[str, float]:
     for name in budget:
         if name and not _PERCENTILE.fullmatch(name):
@@ -78,8 +82,12 @@ Budgets: TypeAlias = Annotated[
     Field(min_length=1),
     AfterValidator(_require_devices),
     BeforeValidator(
-        _by_device, json_schema_input_type=Positive | Percentiles | dict[str, Positive | Percentiles]
+        _by_device,
+        json_schema_input_type=Positive
+        | Percentiles
+        | Annotated[dict[str, Positive | Percentiles], Field(min_length=1)],
     ),
+    PlainSerializer(_as_written),
 ]
 
 

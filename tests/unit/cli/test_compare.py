@@ -15,8 +15,10 @@ import pytest
 
 from qdqspec.app.report.record import record_to_json
 from qdqspec.app.upgrade import judge_upgrade
+from qdqspec.backends import Availability
+from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.testing.records import sample_run
-from qdqspec.types import Interval, Upgrade
+from qdqspec.types import DeviceKey, Interval, Upgrade
 
 
 @pytest.fixture
@@ -160,6 +162,15 @@ def tuned(verb, models, tmp_path, processes):
     result = verb("tune", "a.qdq.yaml", "--backend", "fake")
     assert result.code == 0, result.err
     return tmp_path
+
+
+def test_a_fact_is_named_once_and_in_full(verb, tuned, python, monkeypatch):
+    facts, details = {"runtime": "2.1-nightly", "int8 path": "VNNI"}, {"runtime": "2.1", "int8_path": "VNNI"}
+    usable = Availability(usable=True, facts=facts)
+    monkeypatch.setattr(FakeDevice, "probe", lambda *_: usable)
+    monkeypatch.setattr(FakeDevice, "device", lambda *_: DeviceKey(key="fake", details=details))
+    result = verb("upgrade-check", "a.qdq.yaml", "--backend", "fake", "--python", python(SAME), "--json")
+    assert result.json["here"]["fake"] == facts
 
 
 def test_an_equal_version_passes(verb, tuned, python):

@@ -93,6 +93,10 @@ ERRORS = [
     ("explain cal.npz", "cal.npz: this is nothing that can be explained"),
     ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
     ("explain specs", "specs: there are no results yet"),
+    (
+        "explain net.onnx --shapes input:1x1x16x16 --values inputt:1",
+        "'inputt', which is no input of the model",
+    ),
     ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
     ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
     # lint and list

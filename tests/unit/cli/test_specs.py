@@ -41,6 +41,13 @@ def test_cases_are_listed_with_their_checks(verb, specs, where):
     )
 
 
+def test_a_budget_is_listed_as_a_spec_writes_it(verb, specs):
+    (specs / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: latency, max_ms: {fake: 9, tensorrt: {p50: 1, p99: 2}}}]\n"
+    )
+    assert "latency: {max_ms: {fake: 9.0, tensorrt: {p50: 1.0, p99: 2.0}}}" in verb("list", "specs").out
+
+
 def test_json_has_cases_and_checks(verb, specs):
     found = verb("list", "specs", "--json").json
     case = found["cases"][1]

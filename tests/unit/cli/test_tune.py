@@ -185,8 +185,8 @@ def test_shapes_and_values_have_the_syntax_of_trtexec(planned):
 
     assert planned("m.onnx --values sr:16000,train:false").inputs.values == {"sr": 16000, "train": False}
     assert shapes("--shapes x:1x3x8x8 --shapes y:2") == {"x": ((1, 3, 8, 8),) * 3, "y": ((2,),) * 3}
-    one = shapes("--shapes x:1x3x8x8,serving:ids:0:1x16")
-    assert one == {"x": ((1, 3, 8, 8),) * 3, "serving:ids:0": ((1, 16),) * 3}
+    one = shapes("--shapes x,1:1x3x8x8,serving:ids:0:1x16")
+    assert one == {"x,1": ((1, 3, 8, 8),) * 3, "serving:ids:0": ((1, 16),) * 3}
     ranges = shapes("--min-shapes x:1x3 --opt-shapes x:8x3,y:2 --max-shapes x:16x3")
     assert ranges == {"x": ((1, 3), (8, 3), (16, 3)), "y": ((2,), (2,), (2,))}
 

@@ -117,6 +117,17 @@ def test_a_writer_removes_abandoned_files_and_keeps_those_possibly_in_use(tmp_pa
     assert names(tmp_path) == ["a"]
 
 
+def test_a_process_of_another_container_is_not_judged_by_its_number(tmp_path: Path, monkeypatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with monkeypatch.context() as there:
+        there.setattr(Path, "readlink", lambda _: Path("pid:[1]"))
+        there.setattr(os, "getpid", lambda: ended.pid)
+        theirs = PartialFolder(tmp_path)
+    with PartialFolder(tmp_path):
+        assert theirs.path.exists()
+
+
 HOLDER = """
 import sys
 from qdqspec._core.files import TemporaryFolder

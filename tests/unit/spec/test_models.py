@@ -42,6 +42,19 @@ def test_a_spec_in_python_equals_that_of_a_file(tmp_path: Path) -> None:
     assert (left[0].spec, left[0].name) == (None, "m::int8")
 
 
+def test_checks_of_other_specs_are_numbered_anew(tmp_path: Path) -> None:
+    own = {**SPEEDUP, "id": "own"}
+    first, second = (Spec(model="m.onnx", checks=checks) for checks in ([SPEEDUP, SPEEDUP, own], [SPEEDUP]))
+    checks = (*second.checks, *first.checks)
+    (tmp_path / "a.qdq.yaml").write_text(f"qdqspec: 1\nmodel: m.onnx\n{CHECKS}")
+    for spec in (
+        Spec(model="m.onnx", checks=checks),
+        load_spec(tmp_path / "a.qdq.yaml").model_copy(update={"checks": checks}),
+    ):
+        found = spec.cases()[0].checks
+        assert [check.id for check in found] == ["speedup", "speedup-2", "speedup-3", "own"]
+
+
 def test_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Spec(model=Path("../m.onnx"), checks=[SPEEDUP]).cases()[0].model == tmp_path.parent / "m.onnx"
