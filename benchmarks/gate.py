@@ -21,16 +21,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from qdqspec.app.evidence.regression import (
-    CLOSE_BUILDS,
-    CLOSE_ROUNDS,
-    change_from,
-    entry_from,
-)
+from qdqspec.app.evidence.baselines import Conditions, Entry
+from qdqspec.app.evidence.regression import CLOSE_BUILDS, CLOSE_ROUNDS, change_from, entry_from
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import OPTIONS, FakeDevice, FakeEngine
 from qdqspec.backends.open_engines import HasMemory, has_memory
-from qdqspec.checks.baselines import Conditions, Entry, is_stale, judge_change
+from qdqspec.checks.kinds.regression import judge_change
 from qdqspec.timing.bench import CONFIRM_BUILDS, CONFIRM_ROUNDS, Bench
 from qdqspec.timing.race import Load
 from qdqspec.types import Placement, Site, TimeChange
@@ -98,7 +94,7 @@ def gate(
     known = baseline_of(bench)
     device.factors[folder / "tuned.onnx"] = 0.6 * (1 + slowdown)
     change, number = gate_once(bench, known, allowed)
-    return outcome_of(change, allowed), number
+    return judge_change(change, allowed), number
 
 
 def baseline_of(bench: Bench) -> Entry:
@@ -111,14 +107,9 @@ def baseline_of(bench: Bench) -> Entry:
 def gate_once(bench: Bench, known: Entry, allowed: float) -> tuple[TimeChange, int]:
     """The change that decides a regression check, and the number of measurements."""
     change = change_from(known, bench.compare(ROLES, builds=CONFIRM_BUILDS, rounds=CONFIRM_ROUNDS))
-    if judge_change(change, allowed) == "pass":
+    if judge_change(change, allowed) in ("pass", "stale"):
         return change, 1
     return change_from(known, bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)), 2
-
-
-def outcome_of(change: TimeChange, allowed: float) -> str:
-    """The outcome of the check; ``stale`` for a pass with a warning."""
-    return "stale" if is_stale(change, allowed) else judge_change(change, allowed)
 
 
 def write_models(folder: Path) -> None:

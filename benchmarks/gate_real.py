@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from gate import ROLES, baseline_of, gate_once, outcome_of
+from gate import ROLES, baseline_of, gate_once
 from onnx import TensorProto, helper
 
+from qdqspec.app.evidence.baselines import Entry
 from qdqspec.app.evidence.regression import CLOSE_BUILDS
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
-from qdqspec.checks.baselines import Entry
+from qdqspec.checks.kinds.regression import judge_change
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import Load
 from qdqspec.types import Case, TuneRules
@@ -65,7 +66,7 @@ def say(title: str, bench: Bench, known: Entry) -> None:
         100 * (factor - 1) for factor in (change.builds.low, change.builds.median, change.builds.high)
     )
     moved = f"{median:+.1f} % ({low:+.1f} % to {high:+.1f} %)"
-    print(f"| {title} | {outcome_of(change, ALLOWED)} | {moved} | {number} |", flush=True)
+    print(f"| {title} | {judge_change(change, ALLOWED)} | {moved} | {number} |", flush=True)
 
 
 def tuned_model(given: Path, folder: Path) -> Path:

@@ -21,8 +21,8 @@ from typing import Any
 
 import onnx
 
+from qdqspec.app.evidence.baselines import read_baseline
 from qdqspec.app.report.record import case_from_json, read_record
-from qdqspec.checks.baselines import read_baseline
 from qdqspec.errors import QdqspecError
 from qdqspec.qdq.region_schemes import PatternCache
 from qdqspec.qdq.scheme_file import read_scheme

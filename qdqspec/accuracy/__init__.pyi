@@ -1,14 +1,13 @@
 from .compare import (
-    OutputComparison as OutputComparison,  # comparison of two models' outputs, sample by sample
     SampleOutputs as SampleOutputs,  # the outputs for one sample
-    Typical as Typical,  # the mean power of an output's values, and their bounds
-    are_values as are_values,  # a mask of finite values that are no masks of scores
     compare_outputs as compare_outputs,  # compare outputs over all samples
     noise_power as noise_power,  # the sum of squared differences where the reference is finite
     power_of as power_of,  # noise power over signal power
     signal_power as signal_power,  # the sum of the squares of the finite values that are no masks
     sqnr_db as sqnr_db,  # ten times the log of signal power over noise power
-    typical_of as typical_of,  # the statistics of each float output over all runs
+)
+from .culprits import (
+    rank_pairs as rank_pairs,  # the pairs of a model with the largest error, and the error of all
 )
 from .data import (
     Dataset as Dataset,  # samples of one file, or of several in order of name
@@ -28,9 +27,8 @@ from .given_data import (
     is_model as is_model,  # whether it is a model in memory
 )
 from .input_search import (
-    Drawn as Drawn,  # by input
-    drawn_inputs as drawn_inputs,  # inputs for a model
-    search_inputs as search_inputs,  # try drawn inputs, and shrink the first that breaks something
+    input_domains as input_domains,  # the domain of each input
+    search_input as search_input,  # search for the smallest input that breaks limits
 )
 from .metrics import (
     Score as Score,  # a metric's value over samples, and its result per sample if the metric has one
@@ -39,25 +37,20 @@ from .metrics import (
     fitting_metric as fitting_metric,  # the built-in metric for such labels and an output of this shape
     joined_metrics as joined_metrics,  # metrics of several sources; later ones win
 )
-from .notes import (
-    NAME_WIDTH as NAME_WIDTH,  # columns of a name in notes
-    number_notes as number_notes,  # a line for each output that is NaN or infinite in every sample
-    slice_notes as slice_notes,  # a line for each output with a slice far below the whole, with the cure
-    slice_text as slice_text,  # a slice in words
+from .probes import (
+    SavedProbe as SavedProbe,  # an input and the limits that it broke, in a file
+    save_for_polygraphy as save_for_polygraphy,  # write an input and the outputs of both models for it
+    worst_sample as worst_sample,  # the sample of data that breaks a limit alone and has the largest error
 )
 from .rehearsal import (
     Rehearsal as Rehearsal,  # the effect of any placement on the outputs of the model, without a build
     RehearsalRefusedError as RehearsalRefusedError,  # a model cannot be rehearsed
-    RehearsedEngine as RehearsedEngine,  # a placement in a rehearsal, with the interface of an engine
     Runtime as Runtime,  # the reference runtime
     find_sensitivities as find_sensitivities,  # the noise of every switch alone
     label_noise as label_noise,  # the noise of each (unit, label) by that of switches
 )
 from .shapes import (
-    InputResult as InputResult,  # messages of the limits that an input breaks, and its noise
     InputSpec as InputSpec,  # the numpy dtype and the full shape, batch included, of one input of a case
-    Span as Span,  # all values from ``low`` to ``high``
-    input_domains as input_domains,  # the domain of each input
     input_specs as input_specs,  # dtype and shapes of each model input in a case
     named_dims as named_dims,  # the dimensions of an input
     require_inputs as require_inputs,  # raise `SpecError` if a key names an unknown input
@@ -65,13 +58,9 @@ from .shapes import (
     resolve_shapes as resolve_shapes,  # the static shape of each model input, for one profile of a case
     shape_profiles as shape_profiles,  # the profiles of a case including its batch
     shapes_text as shapes_text,  # shapes as text
-    spans_of as spans_of,  # the smallest and the largest finite value of each input in all feeds
 )
 from .sources import (
     all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends
-    npz_bytes as npz_bytes,  # an .npz file of these arrays, with texts ``beside`` them by file name
-    read_beside as read_beside,  # a text stored beside the arrays; ``None`` if there is none
-    read_members as read_members,  # the arrays of an .npz file by name
 )
 from .switches import (
     sites_of as sites_of,  # the sites of every (unit, label) of a space

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.notes import NO_NUMBER, NO_SIGNAL
+from qdqspec.accuracy.data import Dataset, without_fill
 from qdqspec.errors import DataError
-from qdqspec.types import ParityEvidence, TensorParity, TopK, WorstSlice
+from qdqspec.types import NO_NUMBER, NO_SIGNAL, ParityEvidence, TensorParity, TopK, WorstSlice
 
 Outputs: TypeAlias = Mapping[str, Array]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -98,22 +98,24 @@ def compare_outputs(
     data: str,
     tops: Iterable[TopK] = (),
     typical: Mapping[str, Typical] | None = None,
+    feeds: Iterable[Feed] = (),
 ) -> ParityEvidence:
     """Compare outputs over all samples; ``data`` names the source of the inputs. Raises `DataError` without a sample.
 
-    If each run includes the arithmetic, quantization and runtime are compared separately.
+    If each run includes the arithmetic, quantization and runtime are compared separately. Runs of ``feeds`` that are
+    batches of samples are divided into samples.
     """
     total, quantization, runtime = (OutputComparison(tops, typical) for _ in range(3))
     samples, divided = 0, True
-    for run in runs:
-        reference, tuned, arithmetic = SampleOutputs(*run)
-        samples += 1
-        total.add(reference, tuned)
-        if arithmetic is None:
-            divided = False
-        else:
-            quantization.add(reference, arithmetic)
-            runtime.add(arithmetic, tuned)
+    for number, run in enumerate(runs):
+        for reference, tuned, arithmetic in by_sample(feeds, number, SampleOutputs(*run)):
+            samples += 1
+            total.add(reference, tuned)
+            if arithmetic is None:
+                divided = False
+            else:
+                quantization.add(reference, arithmetic)
+                runtime.add(arithmetic, tuned)
     if not samples:
         raise DataError(
             f"there is no {data} sample to compare outputs on", cure="give `inputs.evaluation` a sample"
@@ -125,6 +127,28 @@ def compare_outputs(
         quantization=quantization.results() if divided else (),
         runtime=runtime.results() if divided else (),
     )
+
+
+def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
+    """The outputs for each sample of a feed, without those that only fill up the last one.
+
+    A feed whose outputs are not all divided by samples counts as one sample.
+    """
+    whole = SampleOutputs._make(outputs and without_fill(data, number, outputs) for outputs in run)
+    if not divided_batch(data, number, run):
+        yield whole
+        return
+    for row in range(min(map(len, whole.reference.values()))):
+        yield SampleOutputs._make(
+            outputs and {name: np.atleast_1d(value)[row : row + 1] for name, value in outputs.items()}
+            for outputs in whole
+        )
+
+
+def divided_batch(data: Iterable[Feed], number: int, run: SampleOutputs) -> int:
+    """The number of samples in a batch of which each output has one row a sample; 0 for others."""
+    batch = max(data.batch, data.rows[number]) if isinstance(data, Dataset) else 1
+    return batch if batch > 1 and {v.shape[:1] for v in run.reference.values()} == {(batch,)} else 0
 
 
 class SliceComparison:

@@ -1,4 +1,4 @@
-"""Searches for the smallest input that breaks something, with Hypothesis: inputs are drawn, tried and shrunk.
+"""Searches for the smallest input that breaks limits, with Hypothesis: inputs are drawn, tried and shrunk.
 
 All that is drawn is made of single bits. Hypothesis mixes constants of imported code into the integers and floats
 that it draws, and stores those constants in a folder of the working directory. Bits avoid both, so that one
@@ -10,8 +10,9 @@ values seen in data.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -22,7 +23,12 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec._core.arrays import Array, Feed
-from qdqspec.accuracy.shapes import InputDomain, InputResult, Span
+from qdqspec.accuracy.compare import typical_of
+from qdqspec.accuracy.probes import InputResult, ModelPair, Prober, SavedProbe
+from qdqspec.accuracy.shapes import InputSpec, named_dims, require_inputs
+from qdqspec.graph import Model
+from qdqspec.types import InputShape, ParitySearch, ShapeProfile, TriedInput
+from qdqspec.types.requests import InputRequest
 
 T = TypeVar("T")
 
@@ -33,6 +39,81 @@ _SEEDS = 8  # bits
 _PLACES = 16  # positions of a spike, as parts of the array
 _GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # factors of samples
 _SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the known range
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """All values from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def nearest(self, value: float) -> float:
+        """The value, or the nearest bound."""
+        return min(max(value, self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputDomain:
+    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``.
+
+    Axes of one name in ``axes`` are equally long.
+    """
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shapes: tuple[InputShape, ...]
+    axes: tuple[int | str | None, ...]
+    known: Span
+    tried: Span
+
+
+def input_domains(
+    model: Model,
+    specs: Mapping[str, InputSpec],
+    profiles: Sequence[ShapeProfile],
+    feeds: Iterable[Feed],
+    request: InputRequest,
+) -> tuple[InputDomain, ...]:
+    """The domain of each input: ``profiles`` give the shapes, data in ``feeds`` the known ranges.
+
+    Where the request allows no range, integers, which may be indices, stay within the known range, and floats extend it
+    by its factor ``beyond``. Raises `SpecError` if the request names an input that the model does not have.
+    """
+    known = spans_of(feeds)
+    require_inputs(model, request.values, "`search.values`")
+    found = []
+    for name, spec in specs.items():
+        wide = known[name]
+        if np.issubdtype(spec.dtype, np.floating):
+            largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
+            middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * request.beyond
+            wide = Span(max(middle - half, -largest), min(middle + half, largest))
+        found.append(
+            InputDomain(
+                name=name,
+                dtype=spec.dtype,
+                shapes=tuple(each.shapes.get(name) or InputShape.of(spec.shape) for each in profiles),
+                axes=named_dims(model, name) or (None,) * len(spec.shape),
+                known=known[name],
+                tried=Span(*request.values[name]) if name in request.values else wide,
+            )
+        )
+    return tuple(found)
+
+
+def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
+    """The smallest and the largest finite value of each input in all feeds; zero twice if an input has none."""
+    found: dict[str, Span] = {}
+    for feed in feeds:
+        for name, array in feed.items():
+            old = found.get(name, Span(math.inf, -math.inf))
+            values = array[np.isfinite(array)]
+            if values.size:
+                low, high = float(values.min()), float(values.max())
+                old = Span(min(old.low, low), max(old.high, high))
+            found[name] = old
+    return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
 
 
 class DrawnInput(NamedTuple):
@@ -227,3 +308,57 @@ def search_inputs(
         try_input()
     tried = sum(answer is not None for answer in answers.values())
     return InputSearch(tried=tried, seconds=clock() - started, smallest=smallest, late=is_late)
+
+
+def search_input(
+    models: ModelPair,
+    request: InputRequest,
+    domains: Sequence[InputDomain],
+    starts: Sequence[Feed],
+    *,
+    seconds_left: Callable[[], float | None],
+    seed_number: int,
+) -> tuple[ParitySearch, SavedProbe | None]:
+    """Search the domains for an input that breaks the limits of a request: the search, and the smallest such input.
+
+    It starts from the samples ``starts``, which the float model runs first. Then the request and ``seconds_left`` limit
+    its time. Raises `BackendError` if the float model does not run on a sample.
+    """
+    typical = typical_of(models.reference(start) for start in starts)
+    prober = Prober(models, request.limits, typical)
+    limits = request.seconds, seconds_left()
+    found = search_inputs(
+        drawn_inputs(domains, starts),
+        lambda drawn: prober.attempt(_feeds(drawn)),
+        examples=request.examples,
+        seconds=min(limit for limit in limits if limit is not None),
+        seed_number=seed_number,
+    )
+    search = ParitySearch(
+        tried=found.tried,
+        seconds=found.seconds,
+        late=found.late,
+        closest_db=prober.closest_db,
+        missing="" if found.tried else "the float model runs on none of the inputs",
+    )
+    if found.smallest is None:
+        return search, None
+    feeds = _feeds(found.smallest)
+    inputs = tuple(
+        TriedInput(
+            name=domain.name,
+            dtype=str(domain.dtype),
+            shape=feeds[domain.name].shape,
+            words=found.smallest[domain.name].words,
+            low=bounds.low,
+            high=bounds.high,
+            known_low=domain.known.low,
+            known_high=domain.known.high,
+        )
+        for domain, bounds in zip(domains, spans_of([feeds]).values(), strict=True)
+    )
+    return search, SavedProbe(feeds=feeds, limits=request.limits, typical=typical, inputs=inputs)
+
+
+def _feeds(drawn: Drawn) -> dict[str, Array]:
+    return {name: each.values for name, each in drawn.items()}

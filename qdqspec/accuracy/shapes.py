@@ -1,13 +1,11 @@
-"""The shapes and types of a model's inputs in one case, and the domain in which a search looks for inputs."""
+"""The shapes and types of a model's inputs in one case."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -255,86 +253,3 @@ def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
         where=model.where,
         cure="cut the part that reads it off the model",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """All values from ``low`` to ``high``."""
-
-    low: float
-    high: float
-
-    def nearest(self, value: float) -> float:
-        """The value, or the nearest bound."""
-        return min(max(value, self.low), self.high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputDomain:
-    """One input: its ``shapes`` by profile, the range ``known`` from data, and the range to be ``tried``.
-
-    Axes of one name in ``axes`` are equally long.
-    """
-
-    name: str
-    dtype: np.dtype[np.generic]
-    shapes: tuple[InputShape, ...]
-    axes: tuple[int | str | None, ...]
-    known: Span
-    tried: Span
-
-
-def input_domains(
-    model: Model,
-    specs: Mapping[str, InputSpec],
-    profiles: Sequence[ShapeProfile],
-    known: Mapping[str, Span],
-    *,
-    values: Mapping[str, Span],
-    beyond: float,
-) -> tuple[InputDomain, ...]:
-    """The domain of each input: ``profiles`` give the shapes, ``known`` the ranges seen in data.
-
-    ``values`` are the ranges allowed by a spec. Without one, integers, which may be indices, stay within the known
-    range, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values`` that is not an input.
-    """
-    require_inputs(model, values, "`search.values`")
-    found = []
-    for name, spec in specs.items():
-        wide = known[name]
-        if np.issubdtype(spec.dtype, np.floating):
-            largest = float(np.finfo(spec.dtype).max)  # type: ignore[type-var]  # it is one of floats
-            middle, half = (wide.low + wide.high) / 2, (wide.high - wide.low) / 2 * beyond
-            wide = Span(max(middle - half, -largest), min(middle + half, largest))
-        found.append(
-            InputDomain(
-                name=name,
-                dtype=spec.dtype,
-                shapes=tuple(each.shapes.get(name) or InputShape.of(spec.shape) for each in profiles),
-                axes=named_dims(model, name) or (None,) * len(spec.shape),
-                known=known[name],
-                tried=values.get(name) or wide,
-            )
-        )
-    return tuple(found)
-
-
-def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
-    """The smallest and the largest finite value of each input in all feeds; zero twice if an input has none."""
-    found: dict[str, Span] = {}
-    for feed in feeds:
-        for name, array in feed.items():
-            old = found.get(name, Span(math.inf, -math.inf))
-            values = array[np.isfinite(array)]
-            if values.size:
-                low, high = float(values.min()), float(values.max())
-                old = Span(min(old.low, low), max(old.high, high))
-            found[name] = old
-    return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
-
-
-class InputResult(NamedTuple):
-    """Messages of the limits that an input breaks, and its noise, which the search maximizes."""
-
-    broken: tuple[str, ...]
-    noise: float

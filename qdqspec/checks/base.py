@@ -15,7 +15,6 @@ from qdqspec.errors import QdqspecError
 from qdqspec.spec import Number
 from qdqspec.types import (
     ERROR_TITLE,
-    Case,
     CheckSpec,
     Evidence as Evidence,
     EvidenceKind,
@@ -24,14 +23,9 @@ from qdqspec.types import (
     Severity,
     Verdict as Verdict,
 )
-from qdqspec.types.requests import (
-    BaselineRequest,
-    FigureRequest as FigureRequest,
-    Request,
-    ScoreRequest as ScoreRequest,
-)
+from qdqspec.types.requests import FigureRequest as FigureRequest, Request, ScoreRequest as ScoreRequest
 
-AnyRequest = TypeVar("AnyRequest")
+_Kind = TypeVar("_Kind")
 
 # As everywhere in a spec, text is not a number and `true` is not 1.
 NotNegative = Annotated[Number, Field(ge=0)]
@@ -98,15 +92,10 @@ def requests_of(check: CheckSpec) -> tuple[Request, ...]:
     return tuple(requests(check.params))
 
 
-def requested(checks: Iterable[CheckSpec], kind: type[AnyRequest]) -> list[tuple[str, AnyRequest]]:
-    """The requests of one type of several checks, each with the id of its check, in their order."""
-    every = ((check.id, request) for check in checks for request in requests_of(check))
-    return [(check, request) for check, request in every if isinstance(request, kind)]
-
-
-def baseline_entries(cases: Iterable[Case]) -> frozenset[tuple[str, str]]:
-    """The entries of baselines that checks of these cases compare with: ids of the case, and names of the entry."""
-    return frozenset((case.id, r.key) for case in cases for _, r in requested(case.checks, BaselineRequest))
+def requested(checks: Iterable[CheckSpec], kind: type[_Kind]) -> list[_Kind]:
+    """The requests of one type of several checks, in their order."""
+    every = (request for check in checks for request in requests_of(check))
+    return [request for request in every if isinstance(request, kind)]
 
 
 def needs_of(check: CheckSpec) -> frozenset[EvidenceKind]:

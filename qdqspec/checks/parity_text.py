@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qdqspec._core.units import count_text, db_text, digits_of, pair_text, plain, seconds_text, share_text
-from qdqspec.accuracy import NAME_WIDTH, slice_notes, slice_text
 from qdqspec.checks.base import with_content
-from qdqspec.types import CulpritEvidence, ParityEvidence, ParitySearch, Probe, Section, TensorParity
+from qdqspec.types import (
+    NO_NUMBER,
+    NO_SIGNAL,
+    CulpritEvidence,
+    ParityEvidence,
+    ParitySearch,
+    Probe,
+    Section,
+    TensorParity,
+)
 
+NAME_WIDTH = 30  # characters of an output's name
 _BOTH = 2.0  # steps whose error differs by less than this factor are both named
 _CULPRITS = 3  # pairs that a verdict lists
 _HELPS_DB = 1.0  # least gain of excluding them to advise it
@@ -119,8 +128,30 @@ def _text_of(limit: Limit, out: TensorParity, top: str = "") -> str:
     value = limit.value_of(out, top)
     if value is None or (out.is_single and limit.fact == "cosine"):
         return ""
-    where = f" ({slice_text(out.worst_slice)})" if limit is SLICE and out.worst_slice is not None else ""
+    where = f" ({out.worst_slice.text})" if limit is SLICE and out.worst_slice is not None else ""
     return limit.text(value) + where
+
+
+def number_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:
+    """A line for each output that has no number to compare, or only zeros."""
+    for out in outputs:
+        if out.note in (NO_NUMBER, NO_SIGNAL):
+            yield (
+                f"output '{plain(out.name, NAME_WIDTH)}' is {out.note.removeprefix('equal: ')}, of the given model "
+                "too: that it is equal proves nothing about other data"
+            )
+
+
+def slice_notes(outputs: Iterable[TensorParity]) -> Iterator[str]:
+    """A line for each output with a slice far below the whole, with the cure."""
+    for out in outputs:
+        if (found := out.far_slice()) is not None:
+            yield (
+                f"output '{plain(out.name, NAME_WIDTH)}' has {db_text(out.sqnr_db)} dB over all, but "
+                f"{found.text} has {db_text(found.sqnr_db)} dB, as where large and small values share a scale: "
+                "keep the nodes that join them in float (patterns.nodes.exclude, quantize.outputs), and limit "
+                "min_slice_sqnr_db of check parity"
+            )
 
 
 def error_source(parity: ParityEvidence, output: str) -> str:

@@ -5,24 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqspec._core.units import count_text, db_text, interval_text, list_text, ms_text, plain, ratio_text
-from qdqspec.types import Evidence, KernelComparison, RejectedCandidate, SearchResult, Section
+from qdqspec.types import (
+    SLOWER,
+    UNPROVED,
+    Evidence,
+    KernelComparison,
+    RejectedCandidate,
+    SearchResult,
+    Section,
+)
 
-SLOWER, UNPROVED = "slower", "gain not proved"  # reasons of candidates within the limits
-HEADERS = {  # and whether the column is of numbers
-    "candidate": False,
-    "of reference": True,
-    "95 % interval": False,
-    "SQNR dB": True,
-    "pairs": True,
-    "integer kernels": True,
-    "left in float": True,
-    "Q/DQ alone": True,
-    "not selected because": False,
-}
+_HEADERS = (
+    "candidate",
+    "of reference",
+    "95 % interval",
+    "SQNR dB",
+    "pairs",
+    "integer kernels",
+    "left in float",
+    "Q/DQ alone",
+    "not selected because",
+)
 
 
-def candidate_row(one: RejectedCandidate) -> tuple[str, ...]:
-    """A candidate under `HEADERS`; kernels are unknown without a profile."""
+def _candidate_row(one: RejectedCandidate) -> tuple[str, ...]:
+    """A candidate under `_HEADERS`; kernels are unknown without a profile."""
     kernels = one.kernels
     counts = ("", "", "")
     if kernels is not None:
@@ -43,8 +50,8 @@ def candidates_section(search: SearchResult) -> Section:
     """The candidates that were not selected, with the kernels that make them slower."""
     return Section(
         title="Candidates that were not selected",
-        headers=tuple(HEADERS),
-        rows=tuple(map(candidate_row, search.rejected)),
+        headers=_HEADERS,
+        rows=tuple(map(_candidate_row, search.rejected)),
         text="\n".join(kernel_lines(search)),
     )
 

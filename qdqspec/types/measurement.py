@@ -142,6 +142,15 @@ class WorstSlice:
     index: int
     sqnr_db: float
 
+    @property
+    def text(self) -> str:
+        """The slice in words."""
+        return f"slice {self.index} of axis {self.axis}"
+
+
+NO_NUMBER = "equal: NaN or infinite in every sample"  # notes of such outputs
+NO_SIGNAL = "equal: zero in every sample"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParity:

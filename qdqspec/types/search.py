@@ -151,6 +151,9 @@ class KernelComparison:
     faster: tuple[PlaceChange, ...] = ()
 
 
+SLOWER, UNPROVED = "slower", "gain not proved"  # reasons of candidates within the limits
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedCandidate:
     """A quantized candidate of a search that selected the reference, and why it was not selected.

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqspec.checks.baselines import read_baseline
+from qdqspec.app.evidence.baselines import read_baseline
 
 pytestmark = pytest.mark.usefixtures("engine_threads")
 SPEC = """\

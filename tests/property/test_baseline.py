@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
-from qdqspec.checks.baselines import Baseline, Entry, RoleTimes, read_baseline, update_baseline
+from qdqspec.app.evidence.baselines import Baseline, Entry, RoleTimes, read_baseline, update_baseline
 from qdqspec.errors import StateError
 from qdqspec.types import Interval
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qdqspec.checks.baselines import Entry, RoleTimes
+from qdqspec.app.evidence.baselines import Entry, RoleTimes
 from qdqspec.types import Interval
 
 

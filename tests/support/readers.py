@@ -22,20 +22,14 @@ from baseline_entries import entry_of
 from qdqspec._core.config import load_settings
 from qdqspec._core.registry import names
 from qdqspec.accuracy.sources import read_members
+from qdqspec.app.evidence.baselines import Conditions, read_baseline, update_baseline
 from qdqspec.app.report.compare import compare_runs, comparison_text, comparison_to_json
 from qdqspec.app.report.record import case_from_json, case_to_json, read_record, record_to_json
 from qdqspec.app.report.write import format_named
 from qdqspec.app.session.study import _read as read_study
 from qdqspec.backends.tensorrt.layers import parse_layers, read_profile, read_times
 from qdqspec.backends.trtexec.process import read_log
-from qdqspec.checks.baselines import (
-    Conditions,
-    differences,
-    judge_change,
-    read_baseline,
-    update_baseline,
-    why_incomparable,
-)
+from qdqspec.checks.kinds.regression import judge_change
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.calibrate import read_ranges
@@ -198,8 +192,8 @@ def _compare_baseline(path: Path) -> object:
     now = Conditions(clock="cpu", model_sha256="ab", rules={}, scheme="cd", environment={})
     for entry in (known.entry(name) for name in known.names()) if known else ():
         assert entry is not None
-        why_incomparable(entry, now)
-        differences(entry, now)
+        entry.why_incomparable(now)
+        entry.differences(now)
         before = BuildTimes(
             tuned=entry.samples["tuned"].on(entry.clock), reference=entry.samples["reference"].on(entry.clock)
         )

@@ -31,7 +31,7 @@ from qdqspec.errors import ConfigError, SpecError, StateError
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
-    from qdqspec.checks import Entry, Figure
+    from qdqspec.app.evidence.baselines import Entry, Figure
 
 KINDS: dict[str, registry.RegistryKind] = {
     "backends": "backend",
@@ -175,7 +175,7 @@ def baseline(arguments: argparse.Namespace) -> int:
     """List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. They are written by pytest
     with --qdq-update.
     """
-    from qdqspec.checks import baseline_folder, find_baselines, update_baseline
+    from qdqspec.app.evidence.baselines import baseline_folder, find_baselines, update_baseline
 
     settings = settings_from(arguments)
     found: list[tuple[dict[str, Any], Entry]] = []
@@ -224,7 +224,7 @@ def _read_entries(file: Path, settings: Settings) -> Iterator[tuple[dict[str, An
 
     An entry of a spec in Python counts as used: its cases are known only when it runs.
     """
-    from qdqspec.checks import FOLDER, baseline_entries, read_baseline
+    from qdqspec.app.evidence.baselines import FOLDER, baseline_entries, read_baseline
     from qdqspec.types import SPEC_ENDINGS
 
     known = read_baseline(file)

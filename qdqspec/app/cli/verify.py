@@ -86,18 +86,10 @@ def verify(arguments: argparse.Namespace) -> int:
     Nothing is timed. A case of a spec is compared on its data, with the limits of its checks `parity` where the command
     line has none. Exits 1 where a limit is not kept.
     """
-    from qdqspec.accuracy import number_notes, slice_notes
     from qdqspec.app.report.record import parity_to_json
     from qdqspec.app.report.tables import section_text
     from qdqspec.app.session import Session
-    from qdqspec.checks import (
-        LIMITS,
-        SLICE,
-        ParityCheck,
-        comparison_sections,
-        noise_shares,
-        probe_sections,
-    )
+    from qdqspec.checks import ParityCheck, compared_sections, noise_shares, number_notes, slice_notes
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
@@ -132,12 +124,6 @@ def verify(arguments: argparse.Namespace) -> int:
     is_limited = bool(limits or probe.inputs)
     kept = "no limit is broken" if is_limited else "not judged: no limit is given, such as --min-sqnr-db 20"
     headline = probe.broken[0] if probe.broken else kept
-    if probe.inputs:
-        sections = probe_sections(probe)
-    else:
-        title = f"Outputs, worst first ({parity.samples} samples of {parity.data} data)"
-        columns = (*LIMITS, SLICE) if any(one.asks(SLICE) for one in limits) else LIMITS
-        sections = comparison_sections(parity, title, columns)
     data = {
         "headline": headline,
         "broken": list(probe.broken),
@@ -146,7 +132,7 @@ def verify(arguments: argparse.Namespace) -> int:
         "noise": noise_shares(parity),
         "notes": [*slice_notes(parity.outputs)],
     }
-    text = "\n\n".join((headline, *map(section_text, sections)))
+    text = "\n\n".join((headline, *map(section_text, compared_sections(probe, limits))))
     return answer(arguments, data, text, code=WANTING if probe.broken else FINE)
 
 

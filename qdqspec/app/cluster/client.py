@@ -28,12 +28,12 @@ from qdqspec._core.store import MANIFEST
 from qdqspec.app.cluster.address import Address, require_distributed
 from qdqspec.app.cluster.request import DISK, Answer, pack
 from qdqspec.app.cluster.worker import Device, WorkerInfo, run_case
+from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, about
 from qdqspec.app.report.record import record_from_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.session import case_key
 from qdqspec.backends import Availability
-from qdqspec.checks import Renewal
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
 from qdqspec.timing import RunLock
 from qdqspec.types import (

@@ -27,7 +27,8 @@ from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
 from qdqspec.app.cases import judge_case, with_paths
-from qdqspec.checks import Check, baseline_folder, requested
+from qdqspec.app.evidence.baselines import baseline_folder
+from qdqspec.checks import Check, requested
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.graph import load_model
 from qdqspec.types import Case, CheckSpec, Data
@@ -121,7 +122,7 @@ def _refuse_local(case: Case, settings: Settings) -> None:
                 f"the data loader {source.loader} is Python code of this project, which is not sent to workers",
                 cure="save its feeds as .npz, or run this case without --qdq-cluster",
             )
-    asked = {request.metric for _, request in requested(case.checks, ScoreRequest)}
+    asked = {request.metric for request in requested(case.checks, ScoreRequest)}
     if case.tune.accuracy is not None:
         asked.add(case.tune.accuracy.metric)
     own = sorted(asked & set(case.metrics))

@@ -21,7 +21,6 @@ from qdqspec.app.evidence.explained import EngineComparison, ExplainedEngine, Ro
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
-from qdqspec.checks import SLOWER, UNPROVED
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError
 from qdqspec.graph import Model, load_model, save_model, type_problem
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
@@ -29,6 +28,8 @@ from qdqspec.qdq.lint import CHECKER, LOAD, RUN, VALUES, lint_model, named_node,
 from qdqspec.search import Limits, is_candidate, missed_text
 from qdqspec.types import (
     DEFAULT_MIN_SQNR_DB,
+    SLOWER,
+    UNPROVED,
     BuildEvidence,
     Finding,
     Inputs,

@@ -6,31 +6,22 @@ graph, on the default backend without optimization, also if the case names anoth
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.accuracy import (
-    Dataset,
     Evaluator,
-    Rehearsal,
     RehearsalRefusedError,
-    RehearsedEngine,
     SampleOutputs,
     compare_outputs,
-    power_of,
-    sqnr_db as ratio_db,
+    rank_pairs,
     without_fill,
 )
 from qdqspec.app.preparation.prepare import Prepared
@@ -43,18 +34,14 @@ from qdqspec.app.preparation.runtimes import (
     runner,
 )
 from qdqspec.backends import Engine
-from qdqspec.checks import requests_of
+from qdqspec.checks import requested
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph import Model, load_model, require_path
-from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_scheme
+from qdqspec.qdq import Equalization
 from qdqspec.types import (
-    EXACT_DB,
-    Culprit,
     CulpritEvidence,
     ParityEvidence,
     PlacedPair,
-    Placement,
-    Site,
     TopK,
 )
 from qdqspec.types.requests import ParityRequest
@@ -197,39 +184,14 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         computed_by = both if has_foreign_pairs(tuned) else ARITHMETIC
     feeds, kind = prepared.comparison_data()
     with both_models(prepared, tuned, divided=divided) as models:
-        requests = (request for check in prepared.case.checks for request in requests_of(check))
-        asked = (request.top for request in requests if isinstance(request, ParityRequest))
+        asked = (request.top for request in requested(prepared.case.checks, ParityRequest))
         top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
-        runs = enumerate(models.runs(feeds))
-        samples = (sample for number, run in runs for sample in by_sample(feeds, number, run))
         return replace(
-            compare_outputs(samples, kind, top),
+            compare_outputs(models.runs(feeds), kind, top, feeds=feeds),
             undivided=models.undivided,
             computed_by=computed_by,
             definition=prepared.definition,
         )
-
-
-def by_sample(data: Iterable[Feed], number: int, run: SampleOutputs) -> Iterator[SampleOutputs]:
-    """The outputs for each sample of a feed, without those that only fill up the last one.
-
-    A feed whose outputs are not all divided by samples counts as one sample.
-    """
-    whole = SampleOutputs._make(outputs and without_fill(data, number, outputs) for outputs in run)
-    if not divided_batch(data, number, run):
-        yield whole
-        return
-    for row in range(min(map(len, whole.reference.values()))):
-        yield SampleOutputs._make(
-            outputs and {name: np.atleast_1d(value)[row : row + 1] for name, value in outputs.items()}
-            for outputs in whole
-        )
-
-
-def divided_batch(data: Iterable[Feed], number: int, run: SampleOutputs) -> int:
-    """The number of samples in a batch of which each output has one row a sample; 0 for others."""
-    batch = max(data.batch, data.rows[number]) if isinstance(data, Dataset) else 1
-    return batch if batch > 1 and {v.shape[:1] for v in run.reference.values()} == {(batch,)} else 0
 
 
 def both_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> SideBySide:
@@ -264,8 +226,6 @@ class BothModels:
 
 
 MOST = 12  # pairs listed by default
-Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
-T = TypeVar("T")
 
 
 def culprits_of(
@@ -289,50 +249,23 @@ def culprits_of(
         return CulpritEvidence(missing="no pair that a scheme can carry is in it")
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
-    feeds, data = prepared.comparison_data()
-    fitted = fit_scheme(prepared.base, pairs, factors=factors)
-    model, fitting = fitted.model, fitted.pairs
-    sites = frozenset(pair.site for pair in fitting)
-    groups = _group_pairs(model, sites)
-    numbers, floating = SchemeNumbers(model, fitting), (pair.site for pair in fitting if not pair.stored)
+    (feeds, data), base = prepared.comparison_data(), prepared.base
     try:
-        with (
-            ExitStack() as opened,
-            Rehearsal(
-                model, sites, numbers, tuple, reference_runtime(opened, prepared.options), floating=floating
-            ) as rehearsal,
-        ):
-
-            def engine(some: Iterable[Site]) -> RehearsedEngine:
-                return rehearsal.engine(Placement(sites=frozenset(some)))
-
-            evaluator = Evaluator(feeds, lambda: engine(()))
-            together = evaluator.by_output(engine(sites))
-            worst = min(together, key=together.__getitem__, default="")
-            measured = output if output is not None and output in together else worst
-
-            def sqnr_db(some: Iterable[Site]) -> float:
-                return evaluator.by_output(engine(some)).get(measured, EXACT_DB)
-
-            def power(some: Iterable[Pairs]) -> float:
-                return power_of(sqnr_db(site for pair in some for site in pair))
-
-            found, rest = noisiest(groups, power, most, stop)
-            whole = math.fsum(alone for _, alone in found) + rest
-            culprits = tuple(_measure_culprits(found, whole, sites, sqnr_db))
+        with ExitStack() as opened:
+            found = rank_pairs(
+                base,
+                pairs,
+                feeds,
+                reference_runtime(opened, prepared.options),
+                output=output,
+                factors=factors,
+                most=most,
+                stop=stop,
+            )
     except (BackendError, RehearsalRefusedError) as error:
         return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
-    return CulpritEvidence(
-        output=measured,
-        pairs=culprits,
-        total=len(groups),
-        rest=rest / whole if whole else 0.0,
-        together_db=together.get(measured, EXACT_DB),
-        samples=evaluator.samples,
-        data=data,
-        model_db=None if quantized is None else _measure_model_db(prepared, quantized, feeds, measured),
-        missing="" if len(found) == min(most or math.inf, len(groups)) else "the time was over",
-    )
+    model_db = None if quantized is None else _measure_model_db(prepared, quantized, feeds, found.output)
+    return replace(found, data=data, model_db=model_db)
 
 
 def _measure_model_db(
@@ -345,73 +278,3 @@ def _measure_model_db(
             return Evaluator(feeds, prepared.build_expected).by_output(engine).get(output)
     except BackendError:
         return None
-
-
-def _group_pairs(model: Model, sites: frozenset[Site]) -> list[Pairs]:
-    """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
-    biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
-    found: list[Pairs] = []
-
-    def place(site: Site) -> tuple[int, str]:
-        readers = (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name)
-        return min(readers, default=0), site.row
-
-    for site in sorted(sites, key=place):
-        if site.format != BIAS_FORMAT:
-            bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
-            found.append((site,) if bias is None else (site, bias))
-    return found + [(site,) for site in biases.values()]
-
-
-def noisiest(
-    items: Sequence[T],
-    power: Callable[[Sequence[T]], float],
-    most: int | None = None,
-    stop: float = math.inf,
-) -> tuple[list[tuple[T, float]], float]:
-    """The items with the largest noise, each with the ``power`` of it alone, and the noise power of all others.
-
-    Noise powers add, so that a group has at least the noise of each member: the noisiest group is halved until it is
-    one item, which no other can exceed (branch and bound). A few of n items take about their number times 2 log n
-    measurements. If that is more than n, each item is measured alone. There is at least one item; no further one
-    after the time ``stop``.
-    """
-    is_few = most is not None and 2 * most * math.log2(max(len(items), 1)) < len(items)
-    groups: list[tuple[float, int, Sequence[T]]] = []  # a heap, the noisiest first
-    found: list[tuple[T, float]] = []
-    pending = [items] if is_few else [items[index : index + 1] for index in range(len(items))]
-    numbers = itertools.count()
-    while pending or groups:
-        for group in pending:
-            heapq.heappush(groups, (-power(group), next(numbers), group))
-        negative, _, group = heapq.heappop(groups)
-        middle = len(group) // 2
-        pending = [group[:middle], group[middle:]] if middle else []
-        if not middle:
-            found.append((group[0], -negative))
-            if len(found) == most or time.monotonic() > stop:
-                break
-    return found, math.fsum(-negative for negative, *_ in groups)
-
-
-def _measure_culprits(
-    found: Sequence[tuple[Pairs, float]],
-    whole: float,
-    sites: frozenset[Site],
-    sqnr_db: Callable[[Iterable[Site]], float],
-    removed: int = 3,
-) -> Iterator[Culprit]:
-    """The pairs, with their share of the ``whole`` noise.
-
-    For each of the first ``removed`` pairs one more measurement gives the SQNR of the model in which the readers of
-    this pair and of all pairs before it read floats.
-    """
-    without: set[str] = set()  # nodes; the empty name represents graph outputs
-    for number, (pair, power) in enumerate(found):
-        alone_db, share = min(ratio_db(1.0, power), EXACT_DB), power / whole if whole else 0.0
-        without.update(end.node for end in pair[0].consumers)
-        without_db = None
-        if number < removed:
-            left = {site: tuple(end for end in site.consumers if end.node not in without) for site in sites}
-            without_db = sqnr_db(replace(site, consumers=ends) for site, ends in left.items() if ends)
-        yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)

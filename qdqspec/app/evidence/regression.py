@@ -16,26 +16,20 @@ from pathlib import Path
 
 from qdqspec import __version__
 from qdqspec._core.config import Settings
-from qdqspec.app.evidence.timing import Measure
-from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.checks import (
+from qdqspec.app.evidence.baselines import (
     Conditions,
     Entry,
     Name,
     Renewal,
     RoleTimes,
     baseline_file,
-    changes,
-    differences,
     figures_elsewhere,
-    history_of,
-    is_stale,
-    judge_change,
     read_baseline,
-    requested,
     rules_of,
-    why_incomparable,
 )
+from qdqspec.app.evidence.timing import Measure
+from qdqspec.app.preparation.prepare import Prepared
+from qdqspec.checks import judge_change, requested
 from qdqspec.errors import StateError
 from qdqspec.timing import (
     CONFIRM_BUILDS,
@@ -73,7 +67,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         allowances: dict[str, list[float]] = {}
-        for _, request in requested(self.case.checks, BaselineRequest):
+        for request in requested(self.case.checks, BaselineRequest):
             allowances.setdefault(request.key, []).append(request.allowed)
         self.evidence = {name: self._evidence_of(name, min(allowed)) for name, allowed in allowances.items()}
 
@@ -104,11 +98,12 @@ class Gate:
             if first.builds < CONFIRM_BUILDS and not ratio_times(first).alone:
                 first = self.measure(CONFIRM_BUILDS, CONFIRM_ROUNDS)
             looks, latency, change = 1, first, change_from(known, first)
-            if judge_change(change, allowed) != "pass":  # the more precise measurement alone decides
+            if judge_change(change, allowed) in ("fail", "inconclusive"):
+                # the more precise measurement alone decides
                 looks, latency, change = 2, self._close, change_from(known, self._close)
-            stale = is_stale(change, allowed)
-            if update != "changed" or (judge_change(change, allowed) == "pass" and not stale):
-                if stale:
+            judged = judge_change(change, allowed)
+            if update != "changed" or judged == "pass":
+                if judged == "stale":
                     self.note(
                         f"the baseline of {self.case.id}::{name} is stale, the model became faster: {blank.command}"
                     )
@@ -120,13 +115,13 @@ class Gate:
                     looks=looks,
                     builds=latency.builds,
                     recorded=known.recorded,
-                    notes=differences(known, self.conditions),
-                    history=history_of(known, self.device.key),
+                    notes=known.differences(self.conditions),
+                    history=known.figures(self.device.key),
                 )
         # the entry is written when the run ends; several processes may have entries for one file
         entry = entry_from(self._close, self.conditions)
         if known is not None:
-            entry = entry.after(known, changes(known, self.conditions))
+            entry = entry.after(known)
         renewal = Renewal(
             file=file,
             device=self.device.key,
@@ -143,7 +138,7 @@ class Gate:
             builds=self._close.builds,
             recorded=known.recorded if known else "",
             notes=entry.changed,
-            history=history_of(entry, self.device.key),
+            history=entry.figures(self.device.key),
         )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
@@ -155,7 +150,7 @@ class Gate:
         if baseline is not None and baseline.device != self.device.key:
             return None, f"the file is of device {baseline.device}"
         entry = None if baseline is None else baseline.entry(name)
-        return entry, "" if entry is None else why_incomparable(entry, self.conditions)
+        return entry, "" if entry is None else entry.why_incomparable(self.conditions)
 
     @cached_property
     def _close(self) -> LatencyEvidence:
@@ -165,10 +160,13 @@ class Gate:
 
     def _command(self, name: str, update: str) -> str:
         """The command that writes the entry, with the options that choose the device."""
-        spec, requests = self.case.spec, requested(self.case.checks, BaselineRequest)
-        file = os.path.relpath(spec) if spec is not None else ""
-        check = next(check for check, request in requests if request.key == name)
-        words = ["pytest", f"{file}::{self.case.id}::{check}", *self.settings.device_words]
+        file = os.path.relpath(self.case.spec) if self.case.spec is not None else ""
+        asking = (
+            check
+            for check in self.case.checks
+            if any(request.key == name for request in requested([check], BaselineRequest))
+        )
+        words = ["pytest", f"{file}::{self.case.id}::{next(asking).id}", *self.settings.device_words]
         in_ci = ["--qdq-update-in-ci"] if self.settings.in_ci else []
         return shlex.join([*words, f"--qdq-update={update}", *in_ci])
 
@@ -188,7 +186,7 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
             reason=error.what,
             required=True,
         )
-        return {request.key: found for _, request in requested(case.checks, BaselineRequest)}
+        return {request.key: found for request in requested(case.checks, BaselineRequest)}
     return {}
 
 

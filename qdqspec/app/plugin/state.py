@@ -26,8 +26,8 @@ from qdqspec.types import Case, CaseRecord, CheckResult, CheckSpec, DeviceKey, E
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+    from qdqspec.app.evidence.baselines import Name, Renewal
     from qdqspec.app.session import Session
-    from qdqspec.checks import Name, Renewal
 
 # Options that may load native code or name a scheduler.
 _GUARDED = [option for option in OPTIONS if option.command_line or option.name == "backend-option"]
@@ -229,7 +229,7 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
         state.received.append(record_from_json(json.loads(sent["record"])))
         state.annotations += sent["annotations"]
     if sent["renewals"]:
-        from qdqspec.checks import Renewal
+        from qdqspec.app.evidence.baselines import Renewal
 
         state.renewals += [from_data(Renewal, data) for data in sent["renewals"]]
 

@@ -69,7 +69,7 @@ def find_obsolete(config: pytest.Config, selected: Sequence[CheckItem]) -> None:
             counts[spec] == sum(len(case.checks) for case in cases)
             and (spec.parent / "__baselines__").is_dir()
         ):
-            from qdqspec.checks import baseline_entries, baseline_folder, obsolete_entries
+            from qdqspec.app.evidence.baselines import baseline_entries, baseline_folder, obsolete_entries
 
             folder = baseline_folder(spec)
             state_of(config).obsolete.update(obsolete_entries(folder, baseline_entries(cases)))
@@ -82,7 +82,7 @@ def write_baselines(config: pytest.Config) -> None:
     dropping = bool(state.obsolete) and settings_of(config).update == "all"
     devices = {file: "" for file, _ in state.obsolete} if dropping else {}
     for file, device in sorted((devices | {new.file: new.device for new in renewals}).items()):
-        from qdqspec.checks import update_baseline
+        from qdqspec.app.evidence.baselines import update_baseline
 
         put = [renewal for renewal in renewals if renewal.file == file]
         dropped = sorted(name for other, name in state.obsolete if other == file) if dropping else []

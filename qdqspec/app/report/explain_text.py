@@ -36,7 +36,7 @@ from qdqspec.app.evidence.explained import (
 )
 from qdqspec.app.report.facts import gains_table
 from qdqspec.app.report.tables import RIGHT, Column, Table, known, section_text
-from qdqspec.checks import candidates_section, kernel_lines
+from qdqspec.checks import candidates_section
 from qdqspec.types import LayerTime, SearchResult
 
 _NAME_WIDTH = 60
@@ -383,7 +383,7 @@ def explain_json(engines: Sequence[ExplainedEngine], search: SearchResult | None
             "reason": search.reason,
             "cut_short": search.cut_short,
             "rejected": [asdict(candidate) for candidate in search.rejected],
-            "kernels": kernel_lines(search),
+            "kernels": candidates_section(search).text.splitlines(),
         }
     return found
 

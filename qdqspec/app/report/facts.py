@@ -25,7 +25,6 @@ from qdqspec._core.units import (
     share_text,
     size_text,
 )
-from qdqspec.accuracy import slice_text
 from qdqspec.app.report.tables import (
     RIGHT,
     Column,
@@ -39,7 +38,7 @@ from qdqspec.app.report.tables import (
     shown_columns,
     verdict_word,
 )
-from qdqspec.checks import HEADERS, candidate_row
+from qdqspec.checks import candidates_section
 from qdqspec.types import (
     ERROR_TITLE,
     BlockError,
@@ -269,9 +268,10 @@ def ops_table(found: Evidence) -> Table:
 
 def _rejected_tables(search: SearchResult) -> list[Table]:
     """The candidates that were not selected, and for each the places where it gains and loses time."""
-    align = tuple(RIGHT if is_number else "left" for is_number in HEADERS.values())
-    rows = tuple(map(candidate_row, search.rejected))
-    candidates = Table("Candidates that were not selected", tuple(HEADERS), rows, align)
+    section = candidates_section(search)
+    texts = ("candidate", "95 % interval", "not selected because")  # all other columns are of numbers
+    align = tuple("left" if title in texts else RIGHT for title in section.headers)
+    candidates = Table(section.title, section.headers, section.rows, align)
     places = [
         Table.of(
             f"Largest differences of the candidate: {plain(one.role)} (one profile of each model)",
@@ -328,7 +328,7 @@ def _parity_table(parity: ParityEvidence, search: SearchResult | None) -> Table:
 
     def slice_db(out: TensorParity) -> str:
         worst = out.far_slice()
-        return "" if worst is None else f"{db_text(worst.sqnr_db)} ({slice_text(worst)})"
+        return "" if worst is None else f"{db_text(worst.sqnr_db)} ({worst.text})"
 
     def step(title: str, outputs: Sequence[TensorParity]) -> Column[TensorParity]:
         texts = {out.name: db_text(out.sqnr_db) for out in outputs}

@@ -20,10 +20,10 @@ from qdqspec._core.config import Settings, read_overrides
 from qdqspec._core.files import Closing
 from qdqspec._core.options import check_option
 from qdqspec._core.store import Store
-from qdqspec.accuracy import GivenFiles, all_files, is_model, joined_metrics
+from qdqspec.accuracy import GivenFiles, SavedProbe, all_files, is_model, joined_metrics
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
+from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
-from qdqspec.app.evidence.probes import Prober, read_probe
 from qdqspec.app.evidence.regression import damaged_baselines
 from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
 from qdqspec.app.preparation.prepare import output_of
@@ -32,7 +32,7 @@ from qdqspec.app.session.result import Plan, Result, plan_of, scheme_sum
 from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
-from qdqspec.checks import Renewal, raised, requests_of
+from qdqspec.checks import raised, requests_of
 from qdqspec.errors import ConfigError, DataError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
@@ -165,11 +165,11 @@ class Session(Closing):
         The outputs are checked against ``limits``, by default those saved in the file. ``values`` are the inputs of the
         model that are fixed, which the tuned model does not have.
         """
-        kept = read_probe(Path(file))
+        kept = SavedProbe.read(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
         with both_models(self.work(case).as_given, Path(tuned).absolute()) as models:
-            return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
+            return kept.probe(models, limits)
 
     def study(
         self,

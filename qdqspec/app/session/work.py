@@ -11,17 +11,18 @@ from typing import Any, cast
 from qdqspec._core.registry import resolve
 from qdqspec._core.store import Store
 from qdqspec._core.units import seconds_text
-from qdqspec.accuracy import accuracy_evidence, number_notes, slice_notes
+from qdqspec.accuracy import accuracy_evidence
+from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
-from qdqspec.app.evidence.probes import replay_failure, search_input
+from qdqspec.app.evidence.probes import find_input, replay_failure
 from qdqspec.app.evidence.regression import damaged_baselines, gate_of
 from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.app.preparation.stored import SCHEME, FinishedSearch
 from qdqspec.app.session.pipeline import find_winner, measure_winner
-from qdqspec.checks import AnyRequest, Check, Renewal, needs_of, requested, requests_of, timed_out
+from qdqspec.checks import Check, needs_of, number_notes, requested, requests_of, slice_notes, timed_out
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph import load_model, require_path
 from qdqspec.graph.regions import find_regions, fold_graph
@@ -230,7 +231,7 @@ class CaseWork:
         The errors of quantization and of the runtime are measured separately if a check requests parity, and if there
         are no checks.
         """
-        requests = self._requests(ParityRequest)
+        requests = requested(self.case.checks, ParityRequest)
         divided = not self.case.checks or bool(requests)
         parity = compare_models(self.prepared, self.tuned_path, divided=divided)
         is_limited = any(request.limits_slices for request in requests)
@@ -244,10 +245,6 @@ class CaseWork:
         A quantized model that no spec names is itself the reference, not its float form.
         """
         return compare_models(self.prepared if self.case.spec is not None else self.as_given, tuned)
-
-    def _requests(self, kind: type[AnyRequest]) -> list[AnyRequest]:
-        """The requests of one type of all checks of the case, in their order."""
-        return [request for _, request in requested(self.case.checks, kind)]
 
     def gather(self, check: CheckSpec) -> None:
         """Collect the evidence that a check requests with parameters, once; raises if it cannot be computed."""
@@ -279,7 +276,7 @@ class CaseWork:
         is_broken = limits is not None and bool(limits.broken_by(outputs))
         if isinstance(request, InputRequest):
             if not is_broken:
-                self._collect("parity_search", request.key, partial(search_input, *models, request, check))
+                self._collect("parity_search", request.key, partial(find_input, *models, request, check))
             return
         output = request.culpable(self.parity)
         if output is not None and self._culprits is None:
@@ -313,7 +310,7 @@ class CaseWork:
 
     def _lint(self, target: LintTarget) -> None:
         """Lint findings on the tuned model for a target; its runtime loads the model if one of the checks asks so."""
-        asked = any(one.load for one in self._requests(LintRequest) if one.target == target)
+        asked = any(one.load for one in requested(self.case.checks, LintRequest) if one.target == target)
         if target not in self._requested.get("lint", {}):
             options, feed = self.prepared.options, self.prepared.loads[0].feeds
             found = lint_and_load(
@@ -334,13 +331,13 @@ class CaseWork:
             raise errors[0]
         evaluation = self.prepared.evaluation
         # computing the reference's metric has read all of it
-        if evaluation is not None and (errors or not self._requests(ScoreRequest)):
+        if evaluation is not None and (errors or not requested(self.case.checks, ScoreRequest)):
             for _ in evaluation:
                 pass
 
     def require(self, check: CheckSpec) -> None:
         """Raise before a search if a check can never be judged."""
-        for _, request in requested([check], ScoreRequest):
+        for request in requested([check], ScoreRequest):
             self.prepared.scores.require(request.metric, line=check.line)
             self.prepared.scores.of_reference(request.metric, request.output)
 

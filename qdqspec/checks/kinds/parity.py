@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
@@ -12,11 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text, plain, texts_apart
-from qdqspec.accuracy import NAME_WIDTH, slice_text
 from qdqspec.checks.base import WIDTH, CheckParams, NotNegative, Whole, require_a_limit, unmeasured, verdict
 from qdqspec.checks.parity_text import (
     AGREEMENT,
     LIMITS,
+    NAME_WIDTH,
     QUANTIZATION,
     RUNTIME,
     SLICE,
@@ -38,6 +38,7 @@ from qdqspec.types import (
     EvidenceKind,
     Outcome,
     ParityEvidence,
+    Probe,
     Section,
     TensorParity,
     TopK,
@@ -85,7 +86,7 @@ class ParityLimits(BaseModel):
                 shown, bound = texts_apart(limit.text, value, allowed)
                 title = f"{top} agreement" if limit is AGREEMENT else limit.title
                 if limit is SLICE and out.worst_slice is not None:
-                    title = f"{slice_text(out.worst_slice)}:"
+                    title = f"{out.worst_slice.text}:"
                 yield f"output '{name}': {title} {shown} {'<' if limit.floor else '>'} {bound}"
 
 
@@ -402,6 +403,16 @@ class ParityCheck(CheckParams, ParityLimits):
         allowed = ((limit, getattr(self, limit.param)) for limit in columns)
         bounds = ("" if most is None else limit.bound_text(most) for limit, most in allowed)
         return replace(table, headers=(*table.headers, "verdict"), rows=(*rows, ("limit", *bounds, "")))
+
+
+def compared_sections(probe: Probe, limits: Iterable[ParityCheck]) -> tuple[Section, ...]:
+    """A single input with its outputs, or the outputs on all data, with slices if one of the ``limits`` has one."""
+    if probe.inputs:
+        return probe_sections(probe)
+    parity = probe.parity
+    title = f"Outputs, worst first ({parity.samples} samples of {parity.data} data)"
+    columns = (*LIMITS, SLICE) if any(one.asks(SLICE) for one in limits) else LIMITS
+    return comparison_sections(parity, title, columns)
 
 
 check = ParityCheck

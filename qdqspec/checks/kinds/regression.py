@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from qdqspec._core.units import percent_text, plain, share_text
 from qdqspec.checks.base import WIDTH, CheckParams, untimed, verdict
-from qdqspec.checks.baselines import conditions_effect, is_stale, judge_change
 from qdqspec.spec import Fraction
 from qdqspec.types import (
     Evidence,
@@ -21,6 +20,8 @@ from qdqspec.types import (
     Verdict,
 )
 from qdqspec.types.requests import BaselineRequest, Request
+
+Judgement: TypeAlias = Literal["pass", "stale", "inconclusive", "fail"]
 
 ENTRY = "regression"  # the baseline entry of checks without an id
 _LONG = 30  # characters of a file's name
@@ -62,8 +63,9 @@ class RegressionCheck(CheckParams):
         change, baseline, ratio = found.change, found.baseline, found.ratio
         if change is None or baseline is None or ratio is None:
             return _judge_without_baseline(found, evidence)
-        outcome = judge_change(change, self.max)
-        headline, advice = _conclude(self.max, evidence, found, change, outcome)
+        judged = judge_change(change, self.max)
+        outcome: Outcome = "pass" if judged == "stale" else judged
+        headline, advice = _conclude(self.max, evidence, found, change, judged)
         ranks = change.ranks
         growth = (
             percent_text(change.builds.median - 1),
@@ -73,7 +75,7 @@ class RegressionCheck(CheckParams):
             outcome,
         )
         taken = "measured twice, the second time more precisely" if found.looks > 1 else "measured once"
-        stale = f"Renew it: {found.command}" if is_stale(change, self.max) else ""
+        stale = f"Renew it: {found.command}" if judged == "stale" else ""
         return verdict(
             outcome,
             headline,
@@ -112,23 +114,47 @@ class RegressionCheck(CheckParams):
         )
 
 
+def judge_change(change: TimeChange, allowed: float) -> Judgement:
+    """Fail if the intervals over builds and by ranks both exclude the allowance and the effect of other conditions.
+
+    A change is stale if the model became faster by more than that: it passes, but the baseline would hide a later loss.
+    """
+    bound = (1 + allowed) * conditions_effect(change)
+    if change.builds.high <= 1 + allowed:
+        is_stale = change.builds.high < 1 / bound and change.ranks.high < 1 / bound
+        return "stale" if is_stale else "pass"
+    return "fail" if change.builds.low > bound and change.ranks.low > bound else "inconclusive"
+
+
+def conditions_effect(change: TimeChange, *, usual_drift: float = 0.05, share: float = 0.5) -> float:
+    """The factor by which a ratio may change since the reference ran in other conditions; 1 if it did not.
+
+    Other work on the machine slows the faster model more: where it made a float network 22 to 50 % slower, the ratio
+    of the tuned one grew by up to a third of that (docs/how-to/baselines.md). A change of the reference's time by
+    ``usual_drift`` has no effect on ratios, and a larger one changes them by ``share`` of the rest: larger numbers
+    decide less often, and smaller ones fail models for the conditions.
+    """
+    drift = max(change.reference, 1 / change.reference) - 1
+    return 1 + share * max(0.0, drift - usual_drift)
+
+
 def _conclude(
-    allowance: float, evidence: Evidence, found: RegressionEvidence, change: TimeChange, outcome: Outcome
+    allowance: float, evidence: Evidence, found: RegressionEvidence, change: TimeChange, judged: Judgement
 ) -> tuple[str, str]:
     """Headline and advice for a change."""
     share, allowed = share_text(abs(change.builds.median - 1)), f"allowed {share_text(allowance)}"
     is_equal, bounds = share == share_text(0), f"95 %: {_bounds_text(change.builds)}"
     moved = "as fast" if is_equal else f"{share} {'faster' if change.builds.median < 1 else 'slower'}"
     against = f"{moved} {'as' if is_equal else 'than'} the baseline ({bounds})"
-    if is_stale(change, allowance):
+    if judged == "stale":
         return f"{against}: it is stale", ""
-    if outcome == "inconclusive" and conditions_effect(change) > 1:
+    if judged == "inconclusive" and conditions_effect(change) > 1:
         other = f"the reference took {percent_text(change.reference - 1)} too: other conditions"
         return f"{moved}, but {other}", (
             "Measure again without other work on the machine: conditions that change the time of the float "
             "model this much change that of the faster model more."
         )
-    if outcome == "inconclusive":
+    if judged == "inconclusive":
         advice = "Measure again on a quieter machine, or raise the allowance: the interval contains it."
         return f"{moved} ({bounds}): too noisy to tell from the {allowed}", advice
     advice = f"Find the cause of the slowdown; if it is intended, renew the baseline and commit it: {found.command}"

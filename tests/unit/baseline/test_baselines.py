@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 from baseline_entries import entry_of
 
-from qdqspec.checks.baselines import (
+from qdqspec.app.evidence.baselines import (
     Baseline,
     Conditions,
     baseline_file,
-    differences,
     read_baseline,
     rules_of,
     update_baseline,
-    why_incomparable,
 )
 from qdqspec.errors import StateError
 from qdqspec.types import (
@@ -152,11 +150,11 @@ def test_specs_that_differ_in_their_suffix_share_no_baselines(tmp_path: Path) ->
 def test_an_entry_keeps_the_last_figures_that_it_replaced() -> None:
     entry = ENTRY
     for number in range(30):
-        new = ENTRY.model_copy(update={"ratio": Interval(median=1 + number, low=1, high=99)})
-        entry = new.after(entry, (f"change {number}",))
+        ratio = Interval(median=1 + number, low=1, high=99)
+        entry = ENTRY.model_copy(update={"ratio": ratio, "scheme": f"{number}"}).after(entry)
     assert [figure.ratio.median for figure in entry.history] == [float(n) for n in range(10, 30)]
-    assert entry.changed == ("change 29",)
-    assert entry.history[-1].changed == ("change 28",)
+    assert entry.changed == ("placement: was 28, is 29",)
+    assert entry.history[-1].changed == ("placement: was 27, is 28",)
 
 
 CASE = Case(id="default", model=Path("/m.onnx"))
@@ -195,7 +193,7 @@ SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
     ],
 )
 def test_other_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
-    assert words in why_incomparable(KNOWN, now)
+    assert words in KNOWN.why_incomparable(now)
 
 
 @pytest.mark.parametrize(
@@ -206,15 +204,15 @@ def test_other_conditions_are_refused_with_the_reason(now: Conditions, words: st
     ],
 )
 def test_conditions_without_effect_on_the_ratio_are_no_difference(now: Conditions) -> None:
-    assert why_incomparable(KNOWN, now) == ""
-    assert differences(KNOWN, now) == ()
+    assert KNOWN.why_incomparable(now) == ""
+    assert KNOWN.differences(now) == ()
 
 
 def test_a_changed_environment_is_reported_but_not_refused() -> None:
     environment = {"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
     now = changed_conditions(scheme="4567", environment=environment)
-    assert why_incomparable(KNOWN, now) == ""
-    assert differences(KNOWN, now) == (
+    assert KNOWN.why_incomparable(now) == ""
+    assert KNOWN.differences(now) == (
         "placement: was 0123, is 4567",
         "onnxruntime: was 1.31.1, is 1.31.2",
         "python: was unknown, is 3.12",
@@ -224,7 +222,7 @@ def test_a_changed_environment_is_reported_but_not_refused() -> None:
 RENEWING = """
 import sys
 from pathlib import Path
-from qdqspec.checks.baselines import Entry, update_baseline
+from qdqspec.app.evidence.baselines import Entry, update_baseline
 entry = Entry.model_validate_json(sys.argv[4])
 sys.stdin.readline()  # all begin together
 for number in range(int(sys.argv[3])):

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from qdqspec import load_spec
 from qdqspec._core.config import Settings
 from qdqspec.app.cluster.request import pack
-from qdqspec.checks.base import CheckParams, baseline_entries
+from qdqspec.app.evidence.baselines import baseline_entries
+from qdqspec.checks.base import CheckParams
 from qdqspec.errors import ConfigError
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Verdict

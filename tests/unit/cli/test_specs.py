@@ -6,7 +6,7 @@ import pytest
 from baseline_entries import entry_of
 
 from qdqspec._core import registry
-from qdqspec.checks.baselines import read_baseline, update_baseline
+from qdqspec.app.evidence.baselines import read_baseline, update_baseline
 from qdqspec.types import Interval
 
 SPEC = """\
@@ -129,7 +129,7 @@ def test_list_shows_entries_in_use(verb, baselines):
 def test_show_prints_the_conditions_and_the_former_figures_of_an_entry(verb, baselines):
     changed = {"ratio": Interval(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"}
     new = ENTRY.model_copy(update={**changed, "rules": {**ENTRY.rules, "tune.accuracy": None}})
-    renewed = new.after(ENTRY, ("onnxruntime: was 1.30.2, is 1.31.1",))
+    renewed = new.after(ENTRY.model_copy(update={"environment": {"onnxruntime": "1.30.2"}}))
     file = baselines / "__baselines__" / "net" / "d.json"
     update_baseline(file, "device d", {("default", "regression"): renewed})
     assert verb("baseline", "show", "specs/net.qdq.yaml").out.splitlines()[2:11] == [

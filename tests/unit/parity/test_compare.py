@@ -20,10 +20,9 @@ from qdqspec.accuracy.compare import (
     signal_power,
     typical_of,
 )
-from qdqspec.accuracy.notes import NO_SIGNAL, number_notes
-from qdqspec.checks.parity_text import comparison_sections
+from qdqspec.checks.parity_text import comparison_sections, number_notes
 from qdqspec.errors import DataError
-from qdqspec.types import TensorParity, TopK
+from qdqspec.types import NO_SIGNAL, TensorParity, TopK
 
 finite = st.floats(-1e3, 1e3, width=32)
 signals = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=6), elements=finite)

@@ -13,10 +13,22 @@ import pytest
 from hypothesis import given
 from onnx_text import parsed
 
-from qdqspec.accuracy.input_search import Drawn, InputSearch, drawn_inputs, search_inputs
-from qdqspec.accuracy.shapes import InputDomain, InputResult, InputSpec, Span, input_domains, spans_of
+from qdqspec.accuracy.input_search import (
+    Drawn,
+    InputDomain,
+    InputSearch,
+    Span,
+    drawn_inputs,
+    input_domains,
+    search_inputs,
+    spans_of,
+)
+from qdqspec.accuracy.probes import InputResult
+from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import SpecError
+from qdqspec.testing.records import params_of
 from qdqspec.types import InputShape, ShapeProfile
+from qdqspec.types.requests import InputRequest
 
 WITHIN = InputResult((), 0.0)
 SAMPLES = ({"x": np.linspace(-1, 3, 12, dtype=np.float32).reshape(1, 3, 4), "ids": np.array([[1, 2]])},)
@@ -147,8 +159,8 @@ def test_attempts_without_a_result_are_not_counted() -> None:
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
     code = """
 import numpy as np, local_module
-from qdqspec.accuracy.shapes import InputDomain, InputResult, Span
-from qdqspec.accuracy.input_search import drawn_inputs, search_inputs
+from qdqspec.accuracy.input_search import InputDomain, Span, drawn_inputs, search_inputs
+from qdqspec.accuracy.probes import InputResult
 from qdqspec.types import InputShape
 shapes, spans = (InputShape(min=(1,), opt=(1,), max=(4,)),), {'known': Span(0, 1), 'tried': Span(-1, 2)}
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=shapes, axes=('n',), **spans)
@@ -173,12 +185,12 @@ SPECS = {
     "mask": InputSpec(dtype=np.dtype(np.float32), shape=(1, 8)),
     "x": InputSpec(dtype=np.dtype(np.float16), shape=(2, 5)),
 }
-KNOWN = {"ids": Span(2, 900), "mask": Span(0, 1), "x": Span(-60000, 60000)}
+DATA = ({"ids": np.array([2, 900]), "mask": np.array([0, 1]), "x": np.array([-60000, 60000])},)
 
 
 def domains(*profiles: ShapeProfile, **more) -> dict[str, InputDomain]:
-    words = {"values": {}, "beyond": 2, **more}
-    found = input_domains(parsed(TEXT), SPECS, profiles or [ShapeProfile()], KNOWN, **words)
+    request = InputRequest(key="", limits=params_of("parity", min_sqnr_db=20), **more)
+    found = input_domains(parsed(TEXT), SPECS, profiles or [ShapeProfile()], DATA, request)
     return {one.name: one for one in found}
 
 
@@ -188,7 +200,7 @@ def domains(*profiles: ShapeProfile, **more) -> dict[str, InputDomain]:
         # no float16 is larger than the last
         ({}, {"ids": Span(2, 900), "mask": Span(-0.5, 1.5), "x": Span(-65504, 65504)}),
         ({"beyond": 1}, {"mask": Span(0, 1)}),
-        ({"values": {"ids": Span(0, 30000)}}, {"mask": Span(-0.5, 1.5), "ids": Span(0, 30000)}),
+        ({"values": {"ids": (0, 30000)}}, {"mask": Span(-0.5, 1.5), "ids": Span(0, 30000)}),
     ],
 )
 def test_tried_values_exceed_the_data_for_floats_only_or_are_those_of_the_spec(
@@ -200,7 +212,7 @@ def test_tried_values_exceed_the_data_for_floats_only_or_are_those_of_the_spec(
 
 def test_a_range_of_an_unknown_input_is_an_error() -> None:
     with pytest.raises(SpecError, match=r"`search.values` names 'maks'.*did you mean 'mask'"):
-        domains(values={"maks": Span(0, 1)})
+        domains(values={"maks": (0, 1)})
 
 
 def test_shapes_are_within_the_declared_ranges_and_dimensions_have_the_names_of_the_model() -> None:

@@ -12,6 +12,7 @@ import pytest
 from written_cases import check_of, normal, written_case
 
 from qdqspec._core.config import Settings
+from qdqspec.app.evidence.baselines import Conditions, rules_of, update_baseline
 from qdqspec.app.evidence.regression import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
@@ -19,7 +20,6 @@ from qdqspec.app.evidence.regression import (
     gate_of,
 )
 from qdqspec.app.session import Session
-from qdqspec.checks.baselines import Conditions, rules_of, update_baseline
 from qdqspec.checks.kinds.regression import check as regression_check
 from qdqspec.testing.records import faster_case
 from qdqspec.timing.bench import CONFIRM_BUILDS, CONFIRM_ROUNDS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from arrays import arrays_of
-from hypothesis import given, strategies as st
 from onnx_text import saved
 from sessions import Open
 from stand_ins import RunsModels
@@ -21,7 +19,7 @@ from qdqspec import find_culprits
 from qdqspec._core.arrays import Array
 from qdqspec._core.config import Settings
 from qdqspec.accuracy.compare import compare_outputs
-from qdqspec.app.evidence.parity import SideBySide, culprits_of, noisiest
+from qdqspec.app.evidence.parity import SideBySide, culprits_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import ARITHMETIC, Resources
 from qdqspec.app.session import Session
@@ -297,31 +295,3 @@ def test_responsible_pairs_are_searched_only_if_a_parity_check_fails(open_sessio
     assert verdict.outcome == "fail"
     assert verdict.headline.endswith("by quantization")
     assert any(section.title.startswith("Noisiest of") for section in verdict.sections)
-
-
-powers = st.lists(st.floats(0, 1e6), max_size=60)
-
-
-@given(powers.filter(bool), st.integers(1, 60))
-def test_the_noisiest_items_are_sorted_and_the_rest_is_that_of_the_others(
-    values: list[float], wanted: int
-) -> None:
-    found, rest = noisiest(range(len(values)), lambda items: math.fsum(values[i] for i in items), wanted)
-    assert len({item for item, _ in found}) == len(found)
-    assert all(power == pytest.approx(values[item]) for item, power in found)
-    powers = [power for _, power in found]
-    assert powers == pytest.approx(sorted(values, reverse=True)[:wanted])
-    assert math.fsum(powers) + rest == pytest.approx(math.fsum(values))
-
-
-def test_the_noisiest_of_many_items_need_few_measurements() -> None:
-    values = dict.fromkeys(range(1000), 1e-6) | {137: 5.0, 900: 3.0, 901: 4.0}
-    measured = []
-
-    def measure(items: Sequence[int]) -> float:
-        measured.append(items)
-        return math.fsum(values[item] for item in items)
-
-    found, _ = noisiest(range(1000), measure, 3)
-    assert [item for item, _ in found] == [137, 901, 900]
-    assert len(measured) <= 2 * 3 * math.ceil(math.log2(1000))

@@ -24,16 +24,10 @@ from written_cases import check_of, written_case
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.compare import Typical
+from qdqspec.accuracy.probes import SavedProbe
 from qdqspec.app.cli import main
 from qdqspec.app.evidence.parity import both_models
-from qdqspec.app.evidence.probes import (
-    SavedProbe,
-    read_probe,
-    replay_failure,
-    save_replay,
-    search_input,
-    write_probe,
-)
+from qdqspec.app.evidence.probes import find_input, replay_failure, save_replay
 from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.checks.base import requests_of
@@ -68,7 +62,7 @@ def case(tmp_path: Path) -> Case:
 def searched(session: Session, case: Case, tuned: Path, **asked: object) -> ParitySearch:
     requests = requests_of(check_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked}))
     (request,) = (request for request in requests if isinstance(request, InputRequest))
-    return search_input(session.work(case).prepared, tuned, request, "parity")
+    return find_input(session.work(case).prepared, tuned, request, "parity")
 
 
 @pytest.fixture
@@ -202,13 +196,13 @@ def test_a_saved_input_is_read_back_unchanged(
     tried = {"name": "x", "dtype": "f", "shape": (1, 2), "words": "all", "low": 0, "high": 1}
     kept = SavedProbe(
         feeds=feeds,
-        params=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # valid parameters
+        limits=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # valid parameters
         typical={"y": Typical(power=2.5, low=-1, high=3, finite=False)},
         inputs=(TriedInput(**tried, known_low=0, known_high=2),),
     )
-    write_probe(path, kept)
-    read = read_probe(path)
-    assert (read.params, read.typical, read.inputs) == (kept.params, kept.typical, kept.inputs)
+    kept.write(path)
+    read = SavedProbe.read(path)
+    assert (read.limits, read.typical, read.inputs) == (kept.limits, kept.typical, kept.inputs)
     assert read.feeds.keys() == feeds.keys()
     for name, array in feeds.items():
         assert read.feeds[name].dtype == array.dtype
@@ -222,7 +216,7 @@ def test_invalid_parameters_are_an_error(tmp_path_factory: pytest.TempPathFactor
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("check.json", text)
     with pytest.raises(DataError, match=r"'check.json' in it is damaged"):
-        read_probe(path)
+        SavedProbe.read(path)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +227,7 @@ def test_a_file_that_is_no_saved_input_is_an_error(tmp_path: Path, name: str, wo
     (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 nonsense")
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 4)))
     with pytest.raises(DataError, match=words) as caught:
-        read_probe(tmp_path / f"{name}.npz")
+        SavedProbe.read(tmp_path / f"{name}.npz")
     assert caught.value.where == str(tmp_path / f"{name}.npz")
 
 

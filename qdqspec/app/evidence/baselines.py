@@ -30,6 +30,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from qdqspec._core.files import explained, shared_folder, write_whole
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import content_sum, problem_text, read_json, record_of
+from qdqspec.checks import requested
 from qdqspec.errors import OutputError, StateError
 from qdqspec.types import (
     SPEC_ENDINGS,
@@ -38,10 +39,9 @@ from qdqspec.types import (
     Clock,
     DeviceKey,
     Interval,
-    Outcome,
-    TimeChange,
     name_of_spec,
 )
+from qdqspec.types.requests import BaselineRequest
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
@@ -123,10 +123,37 @@ class Entry(Figure, Conditions):
     samples: dict[Literal["tuned", "reference"], RoleTimes]
     history: tuple[Figure, ...] = ()
 
-    def after(self, old: Entry, changed: tuple[str, ...]) -> Entry:
-        """This entry with an old one as the latest of its history."""
+    def after(self, old: Entry) -> Entry:
+        """This entry with an old one as the latest of its history, and all differences that may explain the renewal."""
         past = Figure(ratio=old.ratio, recorded=old.recorded, changed=old.changed)
+        changed = (*old._unlike(self), *old.differences(self))
         return self.model_copy(update={"history": (*old.history, past)[-_REMEMBERED:], "changed": changed})
+
+    def figures(self, device: str) -> tuple[BaselineFigure, ...]:
+        """The past figures, the oldest first, and the present one."""
+        return tuple(record_of(BaselineFigure, each, device=device) for each in (*self.history, self))
+
+    def why_incomparable(self, now: Conditions) -> str:
+        """The reason why the entry and a run are not comparable, or nothing."""
+        return next(self._unlike(now), "")
+
+    def _unlike(self, now: Conditions) -> Iterator[str]:
+        known = {"model": self.model_sha256[:12], "clock": self.clock, **self.rules}
+        found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
+        for name in ("model", "clock", *sorted(self.rules.keys() & now.rules.keys())):
+            if known[name] != found[name]:
+                what = changes_text(self.nodes, now.nodes) if name == "model" else ""
+                values = f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
+                yield f"{values}: {what}" if what else values
+
+    def differences(self, now: Conditions) -> tuple[str, ...]:
+        """Other differences, which may explain a change but do not prevent a comparison."""
+        notes = [] if self.scheme == now.scheme else [f"placement: was {self.scheme}, is {now.scheme}"]
+        for name in sorted(self.environment.keys() | now.environment.keys()):
+            old, new = self.environment.get(name, "unknown"), now.environment.get(name, "unknown")
+            if old != new:
+                notes.append(f"{name}: was {old}, is {new}")
+        return tuple(notes)
 
     @model_validator(mode="after")
     def _has_whole_rounds(self) -> Self:
@@ -290,6 +317,11 @@ def obsolete_entries(folder: Path, used: Collection[Name]) -> tuple[tuple[Path, 
     return tuple(found)
 
 
+def baseline_entries(cases: Iterable[Case]) -> frozenset[Name]:
+    """The entries of baselines that checks of these cases compare with: ids of the case, and names of the entry."""
+    return frozenset((case.id, r.key) for case in cases for r in requested(case.checks, BaselineRequest))
+
+
 def rules_of(case: Case) -> dict[str, Any]:
     """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
     inputs = case.inputs
@@ -312,71 +344,10 @@ def rules_of(case: Case) -> dict[str, Any]:
     }
 
 
-def why_incomparable(entry: Entry, now: Conditions) -> str:
-    """The reason why entry and run are not comparable, or nothing."""
-    return next(_unlike(entry, now), "")
-
-
-def _unlike(entry: Entry, now: Conditions) -> Iterator[str]:
-    known = {"model": entry.model_sha256[:12], "clock": entry.clock, **entry.rules}
-    found = {"model": now.model_sha256[:12], "clock": now.clock, **now.rules}
-    for name in ("model", "clock", *sorted(entry.rules.keys() & now.rules.keys())):
-        if known[name] != found[name]:
-            what = changes_text(entry.nodes, now.nodes) if name == "model" else ""
-            values = f"{name} was {_value_text(known[name])}, is {_value_text(found[name])}"
-            yield f"{values}: {what}" if what else values
-
-
-def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
-    """Other differences, which may explain a change but do not prevent a comparison."""
-    notes = [] if entry.scheme == now.scheme else [f"placement: was {entry.scheme}, is {now.scheme}"]
-    for name in sorted(entry.environment.keys() | now.environment.keys()):
-        old, new = entry.environment.get(name, "unknown"), now.environment.get(name, "unknown")
-        if old != new:
-            notes.append(f"{name}: was {old}, is {new}")
-    return tuple(notes)
-
-
-def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
-    """All differences that may explain why an entry was renewed."""
-    return (*_unlike(entry, now), *differences(entry, now))
-
-
 def _value_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "empty"
     return "unset" if value is None else str(value)
-
-
-def judge_change(change: TimeChange, allowed: float) -> Outcome:
-    """Fail if the intervals over builds and by ranks both exclude the allowance and the effect of other conditions."""
-    if change.builds.high <= 1 + allowed:
-        return "pass"
-    most = (1 + allowed) * conditions_effect(change)
-    return "fail" if change.builds.low > most and change.ranks.low > most else "inconclusive"
-
-
-def conditions_effect(change: TimeChange, *, usual_drift: float = 0.05, share: float = 0.5) -> float:
-    """The factor by which a ratio may change since the reference ran in other conditions; 1 if it did not.
-
-    Other work on the machine slows the faster model more: where it made a float network 22 to 50 % slower, the ratio
-    of the tuned one grew by up to a third of that (docs/how-to/baselines.md). A change of the reference's time by
-    ``usual_drift`` has no effect on ratios, and a larger one changes them by ``share`` of the rest: larger numbers
-    decide less often, and smaller ones fail models for the conditions.
-    """
-    drift = max(change.reference, 1 / change.reference) - 1
-    return 1 + share * max(0.0, drift - usual_drift)
-
-
-def is_stale(change: TimeChange, allowed: float) -> bool:
-    """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
-    least = 1 / ((1 + allowed) * conditions_effect(change))
-    return change.builds.high < least and change.ranks.high < least
-
-
-def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
-    """The past figures of an entry, the oldest first, and its present one."""
-    return tuple(record_of(BaselineFigure, each, device=device) for each in (*entry.history, entry))
 
 
 def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
@@ -386,5 +357,5 @@ def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
         with suppress(StateError):  # reported in a run on that device
             known = read_baseline(other)
             if known is not None and (entry := known.entry(name)) is not None:
-                found.append(history_of(entry, known.device)[-1])
+                found.append(entry.figures(known.device)[-1])
     return tuple(found)
