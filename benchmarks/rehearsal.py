@@ -23,7 +23,6 @@ from tabulate import tabulate
 
 from qdqspec.accuracy.evaluator import SAMPLES, Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime, find_sensitivities
-from qdqspec.accuracy.switches import sites_of
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import unfused
 from qdqspec.app.session import Session
@@ -31,6 +30,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.qdq.insert import Inserter
+from qdqspec.qdq.switches import sites_of
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

@@ -1,4 +1,4 @@
-"""Arrays that modules exchange: their types, reductions to fewer values, and frames that carry them between processes.
+"""Arrays that modules exchange: types, declared shapes, reductions to fewer values, frames between processes.
 
 A frame is the length of a header (4 bytes, little-endian), the header in JSON, and the raw bytes of the arrays in the
 order of its ``arrays``. Pickle is not used: a broken or hostile child can at worst cause a wrong array or a rejected
@@ -12,7 +12,7 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -59,6 +59,29 @@ def evenly_spaced(values: Array, most: int = MOST_SPACED) -> Array:
 
 
 REDUCTIONS: Mapping[Reduction, Callable[[Array], Array]] = {"extremes": extremes, "spaced": evenly_spaced}
+
+
+def allows(declared: Sequence[int | None], shape: Sequence[int | None]) -> bool:
+    """Whether a shape agrees with a declaration, in which ``None`` is any size."""
+    return len(declared) == len(shape) and all(d in (None, s) for d, s in zip(declared, shape, strict=True))
+
+
+def shape_text(declared: Sequence[int | None]) -> str:
+    """``[1, ?, 3]``: a question mark for each unknown size."""
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in declared) + "]"
+
+
+def is_faithful(given: Array, cast: Array) -> bool:
+    """Whether the cast is valid: floats may be rounded and be infinite, not overflow; others keep their value."""
+    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
+        return bool((given == cast).all())
+    return bool((np.isfinite(cast) | np.isinf(given)).all())
+
+
+def as_real(values: Array) -> Array:
+    """Floats of a type that numpy lacks, such as bfloat16, converted to float32 (exact); others unchanged."""
+    is_foreign = values.dtype.kind == "V" and values.dtype.name == "bfloat16"
+    return values.astype(np.float32) if is_foreign else values
 
 
 # ---- frames --------------------------------------------------------------------------------------

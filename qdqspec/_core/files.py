@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -43,6 +43,33 @@ def write_whole(
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that a user named, atomically. Raises `OutputError` if it cannot be written."""
+    path = Path(path).absolute()
+    require_space(path)
+    write_whole(path, text)
+
+
+def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
+    """Raise `OutputError` if ``path`` is one of ``inputs``, by any name or link."""
+    for given in inputs:
+        same = path.resolve() == given.resolve()
+        if same or (path.exists() and given.exists() and path.samefile(given)):
+            raise OutputError(
+                f"the output would overwrite the input {given}",
+                where=path,
+                cure="choose another name with -o",
+            )
+
+
+def require_space(path: Path) -> None:
+    """Raise `OutputError` if a path that a user named is no place for a file."""
+    if not path.parent.is_dir():
+        raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
+    if path.is_dir():
+        raise OutputError("this is a folder, not a file to write", where=path, cure="name a file in it")
 
 
 def replace_file(path: Path, content: bytes | str) -> None:

@@ -62,6 +62,3 @@ from .shapes import (
 from .sources import (
     all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends
 )
-from .switches import (
-    sites_of as sites_of,  # the sites of every (unit, label) of a space
-)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqspec._core.arrays import Array, Feed, Shape
+from qdqspec._core.arrays import Array, Feed, Shape, allows, is_faithful, shape_text
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.shapes import InputSpec, lookups
 from qdqspec.accuracy.sources import LABELS, Arrays, Member, place_of, read_arrays
 from qdqspec.errors import DataError
-from qdqspec.graph import Model, allows, is_faithful, shape_text
+from qdqspec.graph import Model
 from qdqspec.types import DataSource, Inputs, InputShape
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.arrays import Array, Shape, allows
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.compare import best_classes
@@ -28,7 +28,6 @@ from qdqspec.accuracy.data import Dataset, without_fill
 from qdqspec.accuracy.evaluator import Runs, outputs_of
 from qdqspec.backends import Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
-from qdqspec.graph import allows
 from qdqspec.spec import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 

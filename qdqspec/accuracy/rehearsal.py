@@ -13,28 +13,24 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.files import Closing, TemporaryFolder
 from qdqspec.accuracy.compare import OutputComparison, noise_power, signal_power
 from qdqspec.accuracy.evaluator import SAMPLES
-from qdqspec.accuracy.switches import (
-    SwitchedModel,
-    Switches,
-    SwitchGraph,
-    SwitchStates,
-    Values,
-    is_foreign,
-    labelled_sites,
-)
 from qdqspec.backends import Engine, Engines, bytes_left
 from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
 from qdqspec.graph import Model, Node, WeightStore, save_model
 from qdqspec.graph.ops import FLOATS, copies_values, is_default
-from qdqspec.qdq import BIAS_FORMAT, Edge, PairMaker, QuantSource, SchemeSpace
+from qdqspec.qdq import BIAS_FORMAT, Edge, QuantSource, SchemeSpace, SwitchedModel, Switches, SwitchGraph
 from qdqspec.types import Consumer, LabelNoise, Placement, Rehearsed, Site
+
+SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
+Values: TypeAlias = dict[Edge, Array]
 
 # Operators that select, with their operands that are data.
 SELECTING = {"ArgMax": (0,), "ArgMin": (0,), "Hardmax": (0,), "NonMaxSuppression": (0, 1), "TopK": (0,)}
@@ -86,14 +82,14 @@ class Rehearsal(Closing):
         self.guiding_edges = tuple(dict.fromkeys(chain.from_iterable(guides.values())))
         with ExitStack() as opened:
             self.folder = opened.enter_context(TemporaryFolder())
-            self.switches = Switches(site for site in sites if not is_foreign(site))
-            able = (site for site in floating if not is_foreign(site))
-            singles = frozenset(self.switches[n] for site in able for n in self.switches.numbers(site))
+            self.switches = Switches(sites)
+            singles = self.switches.floating(floating)
             base = model.path.parent if model.path else None
             try:
                 store = WeightStore(self.folder, base=base)
-                maker = PairMaker(model, numbers, floating=singles, store=store)
-                self.graph = SwitchGraph(model, self.switches, maker, store, rounds_biases)
+                self.graph = SwitchGraph(
+                    model, self.switches, numbers, store, floating=singles, rounds_biases=rounds_biases
+                )
                 self._processes = self._allowed_processes()
                 wanted = dict.fromkeys((*self.outputs_edges, *self.guiding_edges))
                 self._switched = self.graph.part(0, len(self.graph.nodes) + 1, wanted)
@@ -133,7 +129,7 @@ class Rehearsal(Closing):
 
     def values_each(self, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
         """The values at outputs and guides for each run, in order, several runs at the same time."""
-        return self._switched.run_each(self._engines, runs)
+        return run_each(self._switched, self._engines, runs)
 
     @property
     def run_seconds(self) -> float:
@@ -182,6 +178,17 @@ class RehearsedEngine(Closing):
 
     def close(self) -> None:
         """Nothing: the rehearsal stays open."""
+
+
+def run_each(
+    model: SwitchedModel, engines: Engines, runs: Iterable[tuple[SwitchStates, Feed]]
+) -> Iterator[Values]:
+    """The values of each run by edge, in order, several computed at the same time.
+
+    Outputs that are not arrays are omitted.
+    """
+    for found in engines.run_each(model.feed(setting, inputs) for setting, inputs in runs):
+        yield {edge: found[name] for edge, name in model.names.items() if name in found}
 
 
 def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:
@@ -234,12 +241,7 @@ def _operands(model: Model, node: Node) -> tuple[int, ...]:
 
 def label_noise(rehearsal: Rehearsal, noise: Floats, space: SchemeSpace) -> LabelNoise:
     """The noise of each (unit, label) that can be rehearsed, by that of switches, each at its worst guide."""
-    parts = {
-        choice: tuple(dict.fromkeys(number for site in sites for number in rehearsal.switches.numbers(site)))
-        for choice, sites in labelled_sites(space).items()
-        if not any(map(is_foreign, sites))
-    }
-    return LabelNoise(tuple(noise.max(axis=1, initial=0.0).tolist()), parts)
+    return LabelNoise(tuple(noise.max(axis=1, initial=0.0).tolist()), rehearsal.switches.by_label(space))
 
 
 def find_sensitivities(
@@ -292,7 +294,7 @@ def find_sensitivities(
                 settings = np.zeros((1 + len(measured), count), np.bool_)  # the first without any pair
                 for setting, number in zip(settings[1:], measured, strict=True):
                     setting[list(groups[number])] = True
-                each = model.run_each(engines, ((setting, feed) for setting in settings))
+                each = run_each(model, engines, ((setting, feed) for setting in settings))
                 reference = next(each)
                 signal = [signal_power(value) for value in reference.values()]
                 power = [

@@ -10,10 +10,10 @@ from math import prod
 import numpy as np
 import onnx
 
-from qdqspec._core.arrays import Array, Shape
+from qdqspec._core.arrays import Array, Shape, allows, shape_text
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ModelError, SpecError
-from qdqspec.graph import Model, Node, allows, shape_text
+from qdqspec.graph import Model, Node
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 _LARGEST = 1 << 31  # bytes of an input, which is created and sent whole

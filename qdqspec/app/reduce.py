@@ -22,11 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
-from qdqspec._core.files import TemporaryFolder
+from qdqspec._core.files import TemporaryFolder, write_text
 from qdqspec.accuracy import resolve_shapes
 from qdqspec.backends import Backend, BuildOptions
 from qdqspec.errors import BackendError, StateError
-from qdqspec.graph import QDQ_OPS, Model, save_model, with_own_bytes, write_text
+from qdqspec.graph import Model, save_model
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.graph.protos import (
     all_graphs,
     constants_of,
@@ -199,9 +200,8 @@ class _Cutter:
     """Cuts nodes out of the main graph of a model, each with its bodies; outputs of Constant nodes are initializers."""
 
     def __init__(self, model: Model) -> None:
-        base = model.path.parent if model.path else None
         self._types, self._outputs = model.types, {*model.outputs}
-        self._proto = map_tensors(model.proto, lambda tensor: with_own_bytes(tensor, base))
+        self._proto = model.with_own_weights()
         graph = self._proto.graph
         self._constants = constants_of(graph)
         self.nodes = [node for node in graph.node if node.output[0] not in self._constants]

@@ -10,9 +10,9 @@ import onnx
 
 from qdqspec.backends._engine import one_line, require_file
 from qdqspec.errors import BackendError
-from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import OF_PAIRS
 
-PAIRS = QDQ_OPS | {QUANTIZE}  # operators of Q/DQ pairs
 _STATIC = frozenset({"Constant", "Shape", "Size"})
 
 
@@ -44,7 +44,7 @@ class Source:
 
     def __init__(self, model: Model) -> None:
         operators = [node for node in model.nodes if not node.is_marker]
-        self.nodes = {node.name: node for node in operators if node.op_type not in PAIRS}
+        self.nodes = {node.name: node for node in operators if node.op_type not in OF_PAIRS}
         self.tensors = {t for n in operators for t in (*n.inputs, *n.outputs) if t}
         self.constants = model.constants
         self._base: dict[str, str] = {}
@@ -53,7 +53,7 @@ class Source:
         self.quantized: set[str] = set()
         self.static: set[str] = set()
         for node in operators:  # topological order: a base is known before it is used
-            if node.op_type in PAIRS:
+            if node.op_type in OF_PAIRS:
                 self._base.update(dict.fromkeys(node.outputs, self.base(node.inputs[0])))
                 if node.op_type == "QuantizeLinear":
                     self.quantized.add(self.base(node.inputs[0]))

@@ -1,7 +1,7 @@
 """ONNX models: loading, names of nodes and tensors, changes of graphs, regions and patterns.
 
 - `Model`: a loaded model. `Node`: one of its nodes. `load_model` reads a file, `save_model` writes one.
-- `find_regions`: the hierarchy of regions of a model.
+- `qdqspec.graph.regions`: the hierarchy of regions of a model.
 """
 
 import lazy_loader

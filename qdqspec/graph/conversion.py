@@ -11,23 +11,25 @@ float16 number is a float32 number, so that weights keep their values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, version_converter
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.check import type_problem
-from qdqspec.graph.flat import bodies_of, defined_in, free_name, unique_node_names
-from qdqspec.graph.model import CONVERTED_FROM, Model, Node
-from qdqspec.graph.ops import is_constant_node, is_default
+from qdqspec.graph.check import sort_nodes, type_problem
+from qdqspec.graph.flat import bodies_of, defined_in, unique_node_names
+from qdqspec.graph.model import CONVERTED_FROM, Model
+from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     IR_WITH_FREE_INITIALIZERS,
     all_graphs,
     copy_model,
     free_initializers,
+    free_name,
     map_tensors,
     opset_of,
     refill,
@@ -104,6 +106,17 @@ def _put_back_graph(original: onnx.GraphProto, raised: onnx.GraphProto) -> None:
         rename_tensors(node, lambda name: renamed.get(name, name))
 
 
+def convert_by(
+    tool: Callable[[onnx.ModelProto], onnx.ModelProto], proto: onnx.ModelProto, path: Path
+) -> onnx.ModelProto:
+    """The model of a file as a tool of another package converts it: nodes have their unique names, and are in order."""
+    for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
+        node.name = name
+    converted = tool(proto)
+    sort_nodes(converted, path)
+    return converted
+
+
 def with_types(model: Model, dtype: str) -> Model:
     """The model, or one that declares ``dtype`` for the tensors of the main graph whose type is unknown.
 
@@ -128,30 +141,12 @@ def with_types(model: Model, dtype: str) -> Model:
 # ---- float16 -------------------------------------------------------------------------------------
 
 
-def computes_in_float16(model: Model) -> bool:
-    """Whether an operator other than Cast reads or makes a float16 tensor."""
-    return next(_find_float16_nodes(model), None) is not None
-
-
-def _find_float16_nodes(model: Model) -> Iterator[Node]:
-    for node in model.nodes:
-        names = (*node.inputs, *node.outputs)
-        is_value = node.is_marker or is_constant_node(node) or (node.op_type == "Cast" and is_default(node))
-        if not is_value and any(model.elem_type(name) == TensorProto.FLOAT16 for name in names if name):
-            yield node
-
-
-def converted_like(model: Model, other: Model) -> Model:
-    """The model, in float32 if ``other`` was converted and this one computes in float16."""
-    return in_float32(model) if other.converted_from and computes_in_float16(model) else model
-
-
 def with_integer_kernels(model: Model, *, quantizes_half: bool) -> tuple[Model, str]:
     """The model that pairs are inserted into, and a note for the user if it computes in float16.
 
     Unless the backend ``quantizes_half``, it has integer kernels for pairs of float32 tensors only.
     """
-    if quantizes_half or not computes_in_float16(model):
+    if quantizes_half or not model.float16_nodes:
         return model, ""
     known = (
         "the model computes in float16, and the backend has no integer kernels for pairs of float16 tensors"
@@ -170,9 +165,12 @@ def in_float32(model: Model) -> Model:
     """The model with float32 in place of float16, in bodies too. Graph inputs and outputs keep their types.
 
     A Cast follows each float16 input ``x``, and makes ``x/float32``, which the nodes read instead; an output is made
-    by a Cast alike. All other names stay. Raises `ModelError` if an operator is not known, or the result is not valid.
+    by a Cast alike. All other names stay. A model that does not compute in float16 is returned unchanged. Raises
+    `ModelError` if an operator is not known, or the result is not valid.
     """
-    for node in _find_float16_nodes(model):
+    if not model.float16_nodes:
+        return model
+    for node in model.float16_nodes:
         if not (is_default(node) or node.domain == CONTRIBUTED or node.domain.startswith("ai.onnx.")):
             raise ModelError(
                 f"node '{node.name}' of operator {node.domain}:{node.op_type} computes in float16, and it is not "

@@ -10,24 +10,23 @@ Source: https://onnx.ai/onnx/operators; for domain ``com.microsoft``, the docume
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec._core.arrays import Array
-from qdqspec.graph.flat import free_name, names_in
-from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import is_default
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import QDQ_OPS, is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
     copied,
     copy_model,
+    free_name,
+    names_in,
     opset_of,
     padded_inputs,
     refill,
@@ -51,13 +50,6 @@ _PRODUCTS = {
 }
 _STANDARD = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 _KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for lower opsets
-
-
-def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a model file by name, computed slowly, operator by operator, as ONNX defines them."""
-    evaluator = evaluator_of(onnx.load(str(model)))
-    values = evaluator.run(None, dict(feeds))
-    return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
 
 
 def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:

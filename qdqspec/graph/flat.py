@@ -16,28 +16,26 @@ operators, such as SequenceMap, are not scopes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, count
 from typing import TypeAlias
 
 import onnx
 from onnx import helper
 
+from qdqspec.graph.ops import OF_PAIRS
 from qdqspec.graph.protos import (
     DEFAULT_DOMAINS,
     attribute_of,
     copied,
     copy_fields,
     copy_model,
+    free_name,
     names_read_inside,
     refill,
     rename_tensors,
 )
-from qdqspec.graph.trt import PAIR_OPS
 
-QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
-_OF_PAIRS = QDQ_OPS | {"DynamicQuantizeLinear"}
 _OWNERS = frozenset({"If", "Loop", "Scan"})
 
 
@@ -130,7 +128,7 @@ def unique_node_names(protos: Iterable[onnx.NodeProto]) -> Iterator[str]:
     plain = pairs = 0
     for proto in protos:
         op_type, name = proto.op_type, proto.name
-        is_pair = op_type in _OF_PAIRS
+        is_pair = op_type in OF_PAIRS
         if not name or name in seen:
             name = f"{op_type}#{pairs if is_pair else plain}"
         seen.add(name)
@@ -147,26 +145,6 @@ def defined_in(graph: onnx.GraphProto) -> Iterator[str]:
     sparse = (tensor.values.name for tensor in graph.sparse_initializer)
     given = (value.name for value in (*graph.input, *graph.initializer))
     yield from dict.fromkeys((*given, *sparse, *made))
-
-
-def numbered_name(first: str, taken: Container[str]) -> str:
-    """The name, or if it is in ``taken`` with the first free number: ``x~1``."""
-    variants = chain([first], (f"{first}~{number}" for number in count(1)))
-    return next(name for name in variants if name not in taken)
-
-
-def free_name(first: str, taken: set[str]) -> str:
-    """The name of `numbered_name`, which is added to ``taken``."""
-    name = numbered_name(first, taken)
-    taken.add(name)
-    return name
-
-
-def names_in(graph: onnx.GraphProto) -> set[str]:
-    """Each name of a tensor or node of a graph, without those of its bodies."""
-    ports = (*graph.input, *graph.initializer, *graph.output, *graph.value_info)
-    inside = (name for node in graph.node for name in (node.name, *node.input, *node.output))
-    return {*inside, *(named.name for named in ports)}
 
 
 MARKERS = "qdqspec.bodies"  # the domain of the markers
@@ -271,7 +249,7 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
             if (
                 attribute.name in inside
             ):  # in place of a body: its operators except pairs and constants, as text
-                left_out = _OF_PAIRS | {"Constant"}
+                left_out = OF_PAIRS | {"Constant"}
                 kinds = (inner.op_type for inner in attribute.g.node if inner.op_type not in left_out)
                 flat.attribute.append(helper.make_attribute(attribute.name, ",".join(kinds)))
             else:

@@ -18,27 +18,25 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec._core.arrays import Array
+from qdqspec._core.arrays import Array, allows
 from qdqspec._core.units import list_text
-from qdqspec.graph.flat import free_name
-from qdqspec.graph.model import QDQ_OPS, Model, Node, TensorType, allows
-from qdqspec.graph.ops import RANDOM, is_default
+from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.ops import OF_PAIRS, QDQ_OPS, RANDOM, is_default
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
     copied,
+    free_name,
     graphs_inside,
     refill,
     size_of,
     without_unread,
 )
-from qdqspec.graph.trt import is_pair_op
 
 LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 
 
-# Never folded, and nothing after them is constant: the runtime that reads the model fuses them.
-QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_KEPT = QUANTIZING | RANDOM | {"Dropout"}
+# Never folded, and nothing after operators of pairs is constant: the runtime that reads the model fuses them.
+_KEPT = OF_PAIRS | RANDOM | {"Dropout"}
 
 # Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
@@ -103,24 +101,6 @@ def fold_constants(
         folded += work.folded.values()
         unused += [n.name for n in now.nodes if n.name not in left and n.index not in work.folded]
         now = smaller
-
-
-def with_constant_numbers(model: Model) -> Model:
-    """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
-
-    So are the integers of a weight behind a Q if other operators, such as a Clip, change them before the DQ. This
-    decides for all readers of pairs what is constant: see `fold_constants`.
-    """
-    computed: set[str] = set()
-    for node in model.nodes:
-        if node.op_type in QDQ_OPS and (is_default(node) or is_pair_op(node.proto)):
-            first = 0 if node.op_type == "DequantizeLinear" else 1
-            computed.update(name for name in node.inputs[first:] if name)
-    computed -= model.constants.keys()
-    makers = [model.producer[name] for name in computed if name in model.producer]
-    if all(maker.op_type in QUANTIZING or not is_default(maker) for maker in makers):
-        return model
-    return fold_constants(model, only=computed).model
 
 
 def _find_ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
@@ -226,7 +206,7 @@ class _Folding:
         unread = {name for index in self.folded for name in model.nodes[index].inputs}
         read = set[str]()
         for node in nodes if not self._is_partial else ():
-            stays = node.op_type in QUANTIZING or not is_default(node)
+            stays = node.op_type in OF_PAIRS or not is_default(node)
             (read if stays and not node.scope else unread).update(node.outputs)
         unread |= set() if self._is_partial else model.fixed_constants & model.initializers.keys()
         proto = without_unread(model.flat, [node.proto for node in nodes], unread - {""}, read)
@@ -293,23 +273,6 @@ def fold_weights(model: Model) -> Folded:
         weights = fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
     folded = fold_batchnorm(weights.model)
     return replace(weights, model=folded.model, removed=folded.removed)
-
-
-def folded_like(model: Model, other: Model) -> Folded | None:
-    """The model as `fold_weights` makes it, if that removes nodes and ``other`` has none of these; else ``None``.
-
-    Those on integers of a weight do not count: without the pair after them, their result is a weight.
-    """
-    folded = fold_weights(model)
-    mine, its = ({(n.op_type, n.outputs[0]): n for n in each.nodes if n.outputs} for each in (model, other))
-    missing = [model.by_name[name] for name in folded.missing]
-    same = [its[key] for node in missing if (key := (node.op_type, node.outputs[0])) in its]
-    named = (other.by_name[node.name] for node in missing if node.name in other.by_name)
-    # the name of one that makes the tensor of another node of the model may be a number
-    same += [node for node in named if (node.op_type, node.outputs[0]) not in mine]
-    narrow = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
-    is_kept = any(other.elem_type(node.outputs[0]) not in narrow for node in same)
-    return folded if folded.missing and not is_kept else None
 
 
 def fold_batchnorm(model: Model) -> Folded:

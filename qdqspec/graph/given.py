@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
-from qdqspec._core.arrays import Array
+from qdqspec._core.arrays import Array, allows, is_faithful, shape_text
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.node_digests import NodeDigest, pack
 from qdqspec._core.registry import did_you_mean
@@ -26,8 +26,8 @@ from qdqspec._core.units import count_text, list_text
 from qdqspec.errors import SpecError
 from qdqspec.graph.flat import unique_node_names
 from qdqspec.graph.fold import fold_constants
-from qdqspec.graph.model import QDQ_OPS, Model, allows, load_model, shape_text
-from qdqspec.graph.ops import RANDOM, is_constant_node, is_default, is_fused_attention
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.ops import QDQ_OPS, is_constant_node, is_default, is_fused_attention
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
     all_graphs,
@@ -161,13 +161,6 @@ def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Ar
                 cure="write a scalar as 16000, an input of one element as [16000]",
             )
     return found
-
-
-def is_faithful(given: Array, cast: Array) -> bool:
-    """Whether the cast is valid: floats may be rounded and be infinite, not overflow; others keep their value."""
-    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
-        return bool((given == cast).all())
-    return bool((np.isfinite(cast) | np.isinf(given)).all())
 
 
 def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -348,12 +341,11 @@ def _read_declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
 # of domain com.microsoft
 _DYNAMIC = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"})
-_TRAINS = 2  # index of Dropout's input `training_mode`
 
 
 def cautions(model: Model) -> Iterator[str]:
     """Properties that make measurements unreliable, each a sentence with advice; none for an ordinary model."""
-    if random := random_nodes(model):
+    if random := model.random_nodes:
         yield (
             f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference, or "
             "if an input scales the random numbers, give data where it is 0"
@@ -386,19 +378,7 @@ def cautions(model: Model) -> Iterator[str]:
         yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
 
 
-def random_nodes(model: Model) -> list[str]:
-    """The names of nodes that draw random numbers in each run."""
-    found = []
-    for node in filter(is_default, model.nodes):
-        # an input decides on Dropout since opset 12, and a computed one may change
-        mode = node.input_at(_TRAINS) if node.op_type == "Dropout" else ""
-        trains = mode and (mode not in model.constants or model.array(mode).any())
-        if trains or node.op_type in RANDOM:
-            found.append(node.name)
-    return found
-
-
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return list_text([f"'{name}'" for name in names], 3)
 
 

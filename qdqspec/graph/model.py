@@ -16,15 +16,15 @@ from typing import TypeVar, cast
 
 import numpy as np
 import onnx
-from onnx import shape_inference
+from onnx import TensorProto, shape_inference
 
 from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError
-from qdqspec.graph.check import check_model, external_files, first_line, sort_nodes
+from qdqspec.graph.check import check_model, external_files, first_line, sort_nodes, type_problem
 from qdqspec.graph.flat import (
     LEAVE,
     MARKERS,
-    QDQ_OPS,
+    Scope,
     closed,
     find_scopes,
     flat_form,
@@ -32,23 +32,26 @@ from qdqspec.graph.flat import (
     scopes_of,
     unique_node_names,
 )
+from qdqspec.graph.ops import RANDOM, is_constant_node, is_default
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
+    map_tensors,
     metadata,
     names_read_inside,
     opset_of,
     values_of_constants,
     without_weights,
 )
-from qdqspec.graph.storage import LARGE, LARGEST, array_of, read_light
+from qdqspec.graph.storage import LARGE, LARGEST, array_of, read_light, with_own_bytes
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.types import Consumer
 
-__all__ = ["QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
+__all__ = ["Model", "Node", "TensorType", "load_model"]
 
 
 CONVERTED_FROM = "qdqspec.converted_from"  # model metadata
+_TRAINS = 2  # index of Dropout's input `training_mode`
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -132,6 +135,20 @@ class Model:
     def proto(self) -> onnx.ModelProto:
         """The model in ONNX's form, each body in its node."""
         return closed(self._given) if is_flat(self._given) else self._given
+
+    @cached_property
+    def scopes(self) -> tuple[Scope, ...]:
+        """All graphs of the model in ONNX's form, each before its bodies."""
+        return find_scopes(self.proto)
+
+    def close_bodies(
+        self, flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None
+    ) -> onnx.ModelProto:
+        """A changed copy of the flat form in ONNX's form; itself if the model has no bodies.
+
+        ``replaced`` has the initializers in whose place new ones are: see `qdqspec.graph.flat`.
+        """
+        return closed(flat, replaced) if self.has_bodies else flat
 
     @property
     def where(self) -> str:
@@ -248,6 +265,15 @@ class Model:
         fed = self.flat.graph.input if self.flat.ir_version >= IR_WITH_FREE_INITIALIZERS else ()
         return frozenset(self.constants) - {port.name for port in fed}
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights stay in the model's file, which is large."""
+        return self.path is not None and self.path.stat().st_size >= LARGE
+
+    def with_own_weights(self) -> onnx.ModelProto:
+        """A copy that includes external data."""
+        return map_tensors(self.proto, lambda tensor: with_own_bytes(tensor, self.folder))
+
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""
         return tuple(external_files(self.proto, self.path)) if self.path else ()
@@ -311,6 +337,30 @@ class Model:
         known = self.types.get(tensor)
         return known.elem_type if known else None
 
+    @cached_property
+    def float16_nodes(self) -> tuple[Node, ...]:
+        """The operators other than Cast that read or make a float16 tensor: with any, the model computes in float16."""
+        operators = (n for n in self.nodes if not (n.is_marker or is_constant_node(n)))
+        able = (n for n in operators if n.op_type != "Cast" or not is_default(n))
+        half = TensorProto.FLOAT16
+        return tuple(n for n in able if any(self.elem_type(t) == half for t in (*n.inputs, *n.outputs) if t))
+
+    @cached_property
+    def random_nodes(self) -> tuple[str, ...]:
+        """The names of nodes that draw random numbers in each run."""
+        found = []
+        for node in filter(is_default, self.nodes):
+            # an input decides on Dropout since opset 12, and a computed one may change
+            mode = node.input_at(_TRAINS) if node.op_type == "Dropout" else ""
+            trains = mode and (mode not in self.constants or self.array(mode).any())
+            if trains or node.op_type in RANDOM:
+                found.append(node.name)
+        return tuple(found)
+
+    def type_problem(self) -> str:
+        """The first problem in types and shapes that ONNX's checker finds; empty if there is none."""
+        return type_problem(self.proto)
+
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
         """Shape of a tensor (unknown dimensions ``None``), or ``None`` if the rank is unknown."""
         known = self.types.get(tensor)
@@ -372,16 +422,6 @@ def _make_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
         if proto.domain == MARKERS and proto.op_type == LEAVE:
             bodies.update(outputs)
         yield Node(index, name, proto.op_type, proto.domain, inputs, outputs, proto, scope)
-
-
-def allows(declared: Sequence[int | None], shape: Sequence[int | None]) -> bool:
-    """Whether a shape agrees with a declaration, in which ``None`` is any size."""
-    return len(declared) == len(shape) and all(d in (None, s) for d, s in zip(declared, shape, strict=True))
-
-
-def shape_text(declared: Sequence[int | None]) -> str:
-    """``[1, ?, 3]``: a question mark for each unknown size."""
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in declared) + "]"
 
 
 def require_path(model: Model) -> Path:

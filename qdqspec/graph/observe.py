@@ -17,10 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.flat import Scope, bodies_of, defined_in, find_scopes, free_name
+from qdqspec.graph.flat import Scope, bodies_of, defined_in, find_scopes
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, refill
+from qdqspec.graph.protos import IR_WITH_FREE_INITIALIZERS, copy_model, free_name, refill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def with_outputs(model: Model, tensors: Iterable[str]) -> Observer:
     """
     wanted = set(tensors)
     proto = copy_model(model.proto, but={"initializer", "output"})
-    scopes = find_scopes(model.proto)
+    scopes = model.scopes
     graphs = find_scopes(proto)
     work = _Lifting(model, proto, graphs)
     for scope, copied in zip(scopes[:0:-1], graphs[:0:-1], strict=True):

@@ -11,13 +11,20 @@ meaning changed, the functions below take the opset.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import CONTRIBUTED, DEFAULT_DOMAINS
+from qdqspec.graph.trt import PAIR_OPS
 from qdqspec.types import Consumer
+
+if TYPE_CHECKING:
+    from qdqspec.graph.model import Model, Node
+
+QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
+OF_PAIRS = QDQ_OPS | {"DynamicQuantizeLinear"}  # which finds its range at run time
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
@@ -164,6 +171,14 @@ def data_inputs(node: Node) -> tuple[int, ...]:
 def summed_axis(node: Node) -> int:
     """The axis of the two-dimensional weight of a MatMul or Gemm that products are summed over."""
     return int(bool(node.attributes.get("transB", 0)))
+
+
+def weight_input(model: Model, node: Node) -> int | None:
+    """The index of a constant float weight of a linear operator, or ``None``."""
+    index = WEIGHT_INPUT.get(node.op_type)
+    if index is None or node.input_at(index) not in model.constants:
+        return None
+    return index
 
 
 def has_floats(model: Model) -> bool:

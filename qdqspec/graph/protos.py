@@ -6,7 +6,8 @@ nothing with their source but contain only the requested fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain, count
 from math import prod
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -138,6 +139,26 @@ def names_read_inside(node: onnx.NodeProto) -> set[str]:
             read.update(name for inner in graph.node for name in inner.input if name)
             read.update(output.name for output in graph.output)
     return read
+
+
+def numbered_name(first: str, taken: Container[str]) -> str:
+    """The name, or if it is in ``taken`` with the first free number: ``x~1``."""
+    variants = chain([first], (f"{first}~{number}" for number in count(1)))
+    return next(name for name in variants if name not in taken)
+
+
+def free_name(first: str, taken: set[str]) -> str:
+    """The name of `numbered_name`, which is added to ``taken``."""
+    name = numbered_name(first, taken)
+    taken.add(name)
+    return name
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Each name of a tensor or node of a graph, without those of its bodies."""
+    ports = (*graph.input, *graph.initializer, *graph.output, *graph.value_info)
+    inside = (name for node in graph.node for name in (node.name, *node.input, *node.output))
+    return {*inside, *(named.name for named in ports)}
 
 
 def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:

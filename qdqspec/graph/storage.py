@@ -18,8 +18,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
-from qdqspec._core.files import PartialFolder, explained, unwritable, write_whole
-from qdqspec.errors import ModelError, OutputError
+from qdqspec._core.files import PartialFolder, explained, refuse_overwriting, require_space, unwritable
+from qdqspec.errors import ModelError
 from qdqspec.graph.protos import copy_model, is_external, map_tensors, size_of, tensors
 
 INLINE_LIMIT = 1_900_000_000  # bytes of a model: protobuf is limited to 2 GiB
@@ -59,7 +59,7 @@ def save_model(
         entries = (entry for tensor in outside for entry in tensor.external_data)
         names = {entry.value for entry in entries if entry.key == "location"}
         refuse_overwriting(data, (*inputs, *((base or Path()) / name for name in sorted(names))))
-    _require_space(path)
+    require_space(path)
     with explained("the file", path), PartialFolder(path.parent) as folder:
         if is_large:
             store = WeightStore(folder, base=base, file_name=data.name)
@@ -75,32 +75,6 @@ def save_model(
             path.unlink(missing_ok=True)
             (folder / data.name).replace(data)
         (folder / path.name).replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically. Raises `OutputError` as `save_model` does."""
-    path = Path(path).absolute()
-    _require_space(path)
-    write_whole(path, text)
-
-
-def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
-    """Raise `OutputError` if ``path`` is one of ``inputs``, by any name or link."""
-    for given in inputs:
-        same = path.resolve() == given.resolve()
-        if same or (path.exists() and given.exists() and path.samefile(given)):
-            raise OutputError(
-                f"the output would overwrite the input {given}",
-                where=path,
-                cure="choose another name with -o",
-            )
-
-
-def _require_space(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
-    if path.is_dir():
-        raise OutputError("this is a folder, not a file to write", where=path, cure="name a file in it")
 
 
 # ---- weights beside a model ----------------------------------------------------------------------

@@ -8,16 +8,14 @@ of a node have one type, and the known type of one applies to all. (Type inferen
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 import onnx
 from onnx import defs
 
+from qdqspec._core.groups import joined
 from qdqspec.graph.protos import CONTRIBUTED, DEFAULT_DOMAINS
-
-K = TypeVar("K", bound=Hashable)
 
 # Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
 _Formal = tuple[tuple[str, bool, frozenset[str]], ...]
@@ -75,25 +73,6 @@ def _find_leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]
     groups = [names for node in nodes for names, _ in _list_groups(node, opset)]
     tensors = dict.fromkeys(name for names in groups for name in names)
     return {name: group[0] for group in joined(tensors, groups) for name in group}
-
-
-def joined(keys: Iterable[K], groups: Iterable[Iterable[K]]) -> tuple[tuple[K, ...], ...]:
-    """The classes of keys that are in one group, directly or through other groups; both in the order of the keys."""
-    parent = {key: key for key in keys}
-
-    def root(key: K) -> K:
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    for group in groups:
-        roots = [root(key) for key in group]
-        parent.update((other, roots[0]) for other in roots)
-    found: dict[K, list[K]] = {}
-    for key in parent:
-        found.setdefault(root(key), []).append(key)
-    return tuple(map(tuple, found.values()))
 
 
 def _list_groups(node: onnx.NodeProto, opset: int) -> Iterator[tuple[list[str], frozenset[str]]]:

@@ -22,13 +22,13 @@ import numpy.typing as npt
 import onnx
 
 from qdqspec._core import hooks
-from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction
+from qdqspec._core.arrays import LOST_SHARE, REDUCTIONS, Array, Feed, Floats, Reduction, as_real
 from qdqspec._core.records import parse_json
 from qdqspec._core.units import list_text
 from qdqspec.errors import DataError
 from qdqspec.graph import Model, with_outputs
 from qdqspec.graph.ops import copies_values
-from qdqspec.qdq.quantizer import REALS, as_real
+from qdqspec.qdq.quantizer import REALS
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Method
 

@@ -85,6 +85,11 @@ class Equalization:
     constants: tuple[ScaledConstant, ...]
     branch: Branch | None = None
 
+    @staticmethod
+    def read(records: object) -> tuple[Equalization, ...]:
+        """The changes with these records. Raises ``ValueError`` for other data."""
+        return EQUALIZATIONS.validate_python(records)
+
     @property
     def record(self) -> dict[str, object]:
         """The form in schemes and metadata."""

@@ -15,13 +15,20 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array
 from qdqspec._core.units import count_text, list_text, plain
-from qdqspec.graph import Model, converted_like
+from qdqspec.graph import Model
 from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
 from qdqspec.qdq.formats import QuantParams
 from qdqspec.qdq.pair_numbers import COMPUTED
 from qdqspec.qdq.quantizer import along
-from qdqspec.qdq.skeleton import Skeleton, SkeletonDiff, align_names, compare_skeletons, compare_values
+from qdqspec.qdq.skeleton import (
+    Skeleton,
+    SkeletonDiff,
+    align_names,
+    compare_skeletons,
+    compare_values,
+    converted_like,
+)
 from qdqspec.qdq.strip import FoundPair, StrippedModel
 from qdqspec.types import Consumer
 

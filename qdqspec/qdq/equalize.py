@@ -200,6 +200,13 @@ def touched(
     )
 
 
+def scaled_tensors(model: Model, changes: Iterable[Equalization]) -> set[str]:
+    """The tensors whose channels these changes of a model scale."""
+    names = {constant.tensor for change in changes for constant in change.constants}
+    own = (chain for chain in find_chains(model) if names.issuperset(one.tensor for one in chain.constants))
+    return {tensor for chain in own for tensor in chain.tensors}
+
+
 def _replace_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of a model in the flat form with other values of these constants."""
     proto = copied(flat)

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph import Model, WeightStore, closed, flat_form, raise_opset, scopes_of, with_kernels
+from qdqspec.graph import Model, WeightStore, raise_opset
 from qdqspec.graph.protos import (
     IR_WITH_FREE_INITIALIZERS,
     copied,
@@ -29,6 +29,7 @@ from qdqspec.graph.protos import (
     with_value,
 )
 from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
+from qdqspec.qdq.dynamic_kernels import with_kernels
 from qdqspec.qdq.formats import RUN_TIME
 from qdqspec.qdq.pairs import Pair, PairMaker, QuantSource, makes_output
 from qdqspec.types import Consumer, Placement, Site
@@ -78,9 +79,8 @@ class Inserter:
         self._model = model
         self._maker = PairMaker(model, numbers, floating=floating, store=store)
         self._made: dict[tuple[str, str], list[_Insert]] = {}  # by row of the site and its source
-        proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
-        flat = model.flat if store is None else flat_form(proto)
-        self._base = cache(partial(_Base, model, self._maker, proto, flat))
+        opened = model if store is None else Model(map_tensors(model.proto, store.externalize))
+        self._base = cache(lambda opset: _Base(OpenModel(model, opened, opset), self._maker))
 
     def insert(self, placement: Placement) -> ChangedModel:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
@@ -101,10 +101,9 @@ class Inserter:
         candidate = base.with_pairs(inserts, floats)
         if any(site.format == RUN_TIME for site in sites):
             candidate = with_kernels(candidate)
-        if self._model.has_bodies:  # integers go where the float weight is
-            instead = {pair.integer.name: site.tensor for site, pair in inserts if pair.integer is not None}
-            candidate = closed(candidate, instead)
-        return ChangedModel(candidate, base.notes)
+        # integers go where the float weight is
+        instead = {pair.integer.name: site.tensor for site, pair in inserts if pair.integer is not None}
+        return ChangedModel(self._model.close_bodies(candidate, instead), base.opened.notes)
 
     def _make(self, site: Site, source: str) -> list[_Insert]:
         """The pairs of a site, made once: one for each graph that reads it, as kernels are fused within a graph.
@@ -123,32 +122,21 @@ class Inserter:
 
 
 class _Base:
-    """The model at one opset, that candidates are made of. The ``notes`` are for a raised opset.
+    """The model at one opset, that candidates are made of."""
 
-    ``proto`` and its flat form are the model with the weights that candidates refer to.
-    """
-
-    def __init__(
-        self, model: Model, maker: PairMaker, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int
-    ) -> None:
-        self.notes: tuple[str, ...] = ()
-        if opset != model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
-            flat = flat_form(raised(proto, opset))
-            was = _version_text(model.proto)
-            self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
-        self._model, self._maker, self._flat = model, maker, flat
-        nodes = list(flat.graph.node)
-        self._weights = {tensor.name: i for i, tensor in enumerate(flat.graph.initializer)}
+    def __init__(self, opened: OpenModel, maker: PairMaker) -> None:
+        self.opened = opened
+        self._model, self._maker = opened.model, maker
+        weights, nodes = opened.flat.graph.initializer, opened.nodes
+        self._weights = {tensor.name: i for i, tensor in enumerate(weights)}
         self._constants = {node.output[0]: i for i, node in enumerate(nodes) if node.op_type == "Constant"}
-        self._scopes = tuple(scopes_of(nodes)) if model.has_bodies else ()
-        self._raised = RaisedInputs(model, nodes, is_raised=bool(self.notes))
         self._place = cache(self._find_place)
 
     def with_pairs(self, inserts: Iterable[_Insert], floats: Mapping[str, str]) -> onnx.ModelProto:
         """The model with these pairs; ``floats`` are the new names of graph outputs before their pairs."""
         found = ((self._place(site), site, pair) for site, pair in inserts)
         placed = sorted(found, key=lambda one: one[0][0])
-        proto = copied(self._flat)
+        proto = copied(self.opened.flat)
         graph, nodes = proto.graph, proto.graph.node
         for index in {index for name in floats for index in self._ends_of_outputs[name]}:
             rename_tensors(nodes[index], lambda name: floats.get(name, name))
@@ -214,15 +202,13 @@ class _Base:
             place
             for end in site.consumers
             if not end.is_output
-            for place in self._raised.of(site.tensor, end, site.consumers, "quantized", cure)
+            for place in self.opened.inputs.of(site.tensor, end, site.consumers, "quantized", cure)
         ]
         ends = tuple(dict.fromkeys(places))
-        producer = self._raised.producer.get(site.tensor)
+        producer = self.opened.inputs.producer.get(site.tensor)
         if producer is not None and site.tensor not in self._model.constants:
-            scopes = {
-                self._scopes[index] for index in (producer, *(index for index, _ in ends)) if self._scopes
-            }
-            if len(scopes) < 2:
+            scopes = {self.opened.scopes[index] for index in (producer, *(index for index, _ in ends))}
+            if len(scopes) == 1:
                 return producer + 1, ends
         return min(index for index, _ in ends), ends
 
@@ -230,7 +216,7 @@ class _Base:
     def _ends_of_outputs(self) -> Mapping[str, list[int]]:
         """The nodes that make or read each graph output, in their bodies too."""
         found: dict[str, list[int]] = {name: [] for name in self._model.outputs}
-        for index, node in enumerate(self._flat.graph.node):
+        for index, node in enumerate(self.opened.nodes):
             for name in {*node.input, *node.output, *names_read_inside(node)} & found.keys():
                 found[name].append(index)
         return found
@@ -249,6 +235,26 @@ def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def _version_text(proto: onnx.ModelProto) -> str:
     """Opset and IR version of a model, for readers."""
     return f"opset {opset_of(proto)}, IR version {proto.ir_version}"
+
+
+class OpenModel:
+    """A model in the form that pairs are added to: flat, at one opset, with the weights that candidates refer to.
+
+    ``light`` is the model with these weights. The ``notes`` are for a raised opset. ``inputs`` finds the consumers of
+    the ``model`` among the ``nodes``, each in the graph of the path in ``scopes``.
+    """
+
+    def __init__(self, model: Model, light: Model, opset: int) -> None:
+        self.model = model
+        self.notes: tuple[str, ...] = ()
+        if opset != model.opset or light.flat.ir_version < IR_WITH_FREE_INITIALIZERS:
+            light = Model(raised(light.proto, opset))
+            was = _version_text(model.proto)
+            self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
+        self.flat = light.flat
+        self.nodes = tuple(node.proto for node in light.nodes)
+        self.scopes = tuple(node.scope for node in light.nodes)
+        self.inputs = RaisedInputs(model, self.nodes, is_raised=bool(self.notes))
 
 
 class RaisedInputs:

@@ -17,8 +17,8 @@ from math import prod
 import numpy as np
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph import QDQ_OPS, Model, Node, fold_weights
-from qdqspec.graph.ops import is_commutative
+from qdqspec.graph import Model, Node, fold_weights
+from qdqspec.graph.ops import QDQ_OPS, is_commutative
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import equalized, misfit_of
 from qdqspec.qdq.formats import number_format

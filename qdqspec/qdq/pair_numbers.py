@@ -14,8 +14,8 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError
-from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node
-from qdqspec.graph.ops import FLOATS, is_default
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import FLOATS, QDQ_OPS, is_default
 from qdqspec.graph.trt import (
     DOMAIN,
     DYNAMIC_OPS,
@@ -27,6 +27,7 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
+from qdqspec.qdq.dynamic_kernels import QUANTIZE
 from qdqspec.qdq.formats import RUN_TIME, QuantParams, format_stored_as, number_format
 from qdqspec.qdq.quantizer import along, run_time_params
 

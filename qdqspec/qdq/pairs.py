@@ -21,9 +21,9 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph import CARRIED, QUANTIZE, Model, Node, WeightStore, encoded, names_in, numbered_name
+from qdqspec.graph import Model, Node, WeightStore
 from qdqspec.graph.ops import is_default
-from qdqspec.graph.protos import all_graphs, copied, metadata
+from qdqspec.graph.protos import all_graphs, copied, metadata, names_in, numbered_name
 from qdqspec.graph.trt import (
     DOMAIN,
     FP4_DYNAMIC,
@@ -33,6 +33,7 @@ from qdqspec.graph.trt import (
     PAIR_OPS,
     as_e8m0,
 )
+from qdqspec.qdq.dynamic_kernels import CARRIED, QUANTIZE, encoded
 from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.qdq.quantizer import REALS, in_type_of, shift_text
 from qdqspec.qdq.units import dynamic_misfit

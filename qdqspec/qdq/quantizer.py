@@ -126,12 +126,6 @@ def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:
     return params if params.format.scale_type else replace(params, scale=_round_scale(params.scale, real))
 
 
-def as_real(values: Array) -> Array:
-    """Floats of a type that numpy lacks, such as bfloat16, converted to float32 (exact); others unchanged."""
-    foreign = values.dtype.kind == "V" and any(values.dtype == real for real in REALS.values())
-    return values.astype(np.float32) if foreign else values
-
-
 def _round_scale(scale: Scales, real: np.dtype[np.generic]) -> Scales:
     limits = ml_dtypes.finfo(real)  # type: ignore[no-untyped-call]  # its stub leaves it so
     inside = np.clip(scale, float(limits.smallest_subnormal), float(limits.max))

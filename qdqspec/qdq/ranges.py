@@ -22,7 +22,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec._core.arrays import Array, Floats
-from qdqspec.graph import Model, Node, joined
+from qdqspec._core.groups import joined
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import FLOATS, SHAPE_SOURCES, copies_values, is_default, is_nearest
 
 _STEPS = 255  # of an 8-bit range

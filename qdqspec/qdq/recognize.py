@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.graph import CARRIED, Model, Node, with_constant_numbers, with_pairs
-from qdqspec.graph.ops import COPY_OPS, FLOATS, is_default
+from qdqspec.graph import Model, Node, fold_constants
+from qdqspec.graph.ops import COPY_OPS, FLOATS, OF_PAIRS, QDQ_OPS, is_default
 from qdqspec.graph.protos import copied, is_external, metadata
+from qdqspec.graph.trt import is_pair_op
+from qdqspec.qdq.dynamic_kernels import CARRIED
+from qdqspec.qdq.dynamic_pairs import with_pairs
 from qdqspec.qdq.pair_numbers import (
     RESCALES,
     UNEQUAL,
@@ -34,6 +37,34 @@ from qdqspec.qdq.pair_numbers import (
 )
 from qdqspec.qdq.quantizer import along
 from qdqspec.qdq.skeleton import find_same_nodes
+
+
+def with_constant_numbers(model: Model) -> Model:
+    """The model with scales, zero points and stored integers of Q and DQ as constants where constants determine them.
+
+    So are the integers of a weight behind a Q if other operators, such as a Clip, change them before the DQ. This
+    decides for all readers of pairs what is constant: see `fold_constants`.
+    """
+    computed: set[str] = set()
+    for node in model.nodes:
+        if node.op_type in QDQ_OPS and (is_default(node) or is_pair_op(node.proto)):
+            first = 0 if node.op_type == "DequantizeLinear" else 1
+            computed.update(name for name in node.inputs[first:] if name)
+    computed -= model.constants.keys()
+    makers = [model.producer[name] for name in computed if name in model.producer]
+    if all(maker.op_type in OF_PAIRS or not is_default(maker) for maker in makers):
+        return model
+    return fold_constants(model, only=computed).model
+
+
+def count_dequantized(model: Model) -> int:
+    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count.
+
+    Operators of integers and floats count as the pairs that they replace.
+    """
+    model = with_pairs(with_constant_numbers(model))
+    made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
+    return sum(not makes_scale(model, node.outputs[0]) for node in made)
 
 
 def recognize(

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from qdqspec._core.files import write_text
 from qdqspec._core.records import TooLargeError, content_sum, problem_text, read_json, record_of
 from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
-from qdqspec.graph import Model, computes_in_float16, in_float32, with_types, write_text
+from qdqspec.graph import Model, in_float32, with_types
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
 from qdqspec.qdq.formats import QuantParams, number_format
 from qdqspec.qdq.insert import ChangedModel, insert_qdq
@@ -118,7 +119,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> ChangedMo
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
     typed, converted = model, list[str]()
-    if known.converted_from is not None and computes_in_float16(model):
+    if known.converted_from is not None and model.float16_nodes:
         typed = in_float32(model)
         converted = [f"converted from {known.converted_from} to float32, as tuning does"]
     typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)

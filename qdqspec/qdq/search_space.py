@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import PlacementError
 from qdqspec.graph import Model, Node, fold_weights, with_integer_kernels
-from qdqspec.graph.ops import CONTROL, is_constant_node, is_default, is_float
+from qdqspec.graph.ops import CONTROL, is_constant_node, is_default, is_float, weight_input
 from qdqspec.graph.regions import Judged, flow_of
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import BIAS_FORMAT, RUN_TIME, number_format
@@ -35,8 +35,6 @@ from qdqspec.qdq.units import (
     edges_after,
     edges_before,
     format_choices,
-    weight_input,
-    with_results,
 )
 from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Region, Site, kind_of, label_of
 
@@ -84,7 +82,7 @@ class SchemeSpace:
         for unit in found:  # without outputs that only denied nodes read, because these read floating point
             outputs = [t for t in unit.outputs if any(e.node not in self._denied for e in model.ends(t))]
             out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
-            units.append(with_results(unit, tuple(outputs), out_edges))
+            units.append(unit.with_results(tuple(outputs), out_edges))
         self.units = tuple(units)
         offered = {label for unit in self.units for label in unit.labels}
         known_labels = (label for choice in self.choices for label in choice.labels)
@@ -150,7 +148,7 @@ class SchemeSpace:
             if all(tensor in tensors for tensor, _ in unit.edges):
                 outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
                 out_edges = tuple(edge for edge in unit.out_edges if edge[0] in tensors)
-                units.append(with_results(unit, outputs, out_edges))
+                units.append(unit.with_results(outputs, out_edges))
                 continue
             forms = []  # weights alone, and ranges found at run time
             for form in unit.forms:
@@ -435,10 +433,11 @@ def judge(
 ) -> Judged:
     """The nodes of a model that a backend's search may quantize, and the reasons against the others.
 
-    The model is converted from float16 and folded first, as in tuning. ``note`` is a remark about the backend.
+    The model is converted from float16 and folded first, as in tuning. ``note`` is a remark about the backend, which
+    one on the conversion follows.
     """
     rules = rules or QuantizeRules()
-    base, _ = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
+    base, conversion = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
     added = base.by_name.keys() - model.by_name.keys()  # casts
     folded = fold_weights(base)
     missing = frozenset(folded.missing)
@@ -461,6 +460,7 @@ def judge(
         tensor: "" if tensor in offered else _explain_output(asked, tensor, carried) or NOT_ASKED
         for tensor in folded.model.outputs
     }
+    note = "; ".join(filter(None, (note, conversion)))
     return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
 
 

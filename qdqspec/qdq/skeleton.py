@@ -15,9 +15,10 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph import Model, Node, folded_like
+from qdqspec.graph import Folded, Model, Node, fold_weights, in_float32
 from qdqspec.types import Consumer
 
 _NUMBERED = re.compile(r"(?:^|/)[^/]*#\d+(?:/|$)")  # a node, or a call, without a name of its own
@@ -82,6 +83,28 @@ class SkeletonDiff:
     def differs(self) -> bool:
         """Whether there is any difference."""
         return bool(self.added or self.removed or self.changed or self.constants or self.interface)
+
+
+def converted_like(model: Model, other: Model) -> Model:
+    """The model, in float32 if ``other`` was converted from float16."""
+    return in_float32(model) if other.converted_from else model
+
+
+def folded_like(model: Model, other: Model) -> Folded | None:
+    """The model as `fold_weights` makes it, if that removes nodes and ``other`` has none of these; else ``None``.
+
+    Those on integers of a weight do not count: without the pair after them, their result is a weight.
+    """
+    folded = fold_weights(model)
+    mine, its = ({(n.op_type, n.outputs[0]): n for n in each.nodes if n.outputs} for each in (model, other))
+    missing = [model.by_name[name] for name in folded.missing]
+    same = [its[key] for node in missing if (key := (node.op_type, node.outputs[0])) in its]
+    named = (other.by_name[node.name] for node in missing if node.name in other.by_name)
+    # the name of one that makes the tensor of another node of the model may be a number
+    same += [node for node in named if (node.op_type, node.outputs[0]) not in mine]
+    narrow = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+    is_kept = any(other.elem_type(node.outputs[0]) not in narrow for node in same)
+    return folded if folded.missing and not is_kept else None
 
 
 class Skeleton:

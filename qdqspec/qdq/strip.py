@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec._core.units import list_text, names_text
-from qdqspec.graph import QDQ_OPS, Model, Node, closed, converted_like, folded_like, raise_opset
+from qdqspec.graph import Model, Node, raise_opset
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.graph.protos import (
     all_graphs,
     copied,
@@ -32,7 +33,15 @@ from qdqspec.qdq.insert import RAISED_FROM, ChangedModel, RaisedInputs, raised
 from qdqspec.qdq.pair_numbers import is_op, makes_scale, read_params
 from qdqspec.qdq.pairs import BIAS_INPUT, bias_record, biases_before
 from qdqspec.qdq.recognize import recognize, within_reach
-from qdqspec.qdq.skeleton import Skeleton, SkeletonDiff, align_names, compare_skeletons, find_same_nodes
+from qdqspec.qdq.skeleton import (
+    Skeleton,
+    SkeletonDiff,
+    align_names,
+    compare_skeletons,
+    converted_like,
+    find_same_nodes,
+    folded_like,
+)
 from qdqspec.types import Consumer
 
 # operators that compute in integers, by the beginnings of their types
@@ -111,10 +120,9 @@ class StrippedModel:
     @cached_property
     def proto(self) -> onnx.ModelProto:
         """The model without the pairs."""
-        if not self.model.has_bodies:
-            return self.stripped.proto
         # weights in bodies are where their integers were
-        return closed(self.stripped.flat, {weight: integers for integers, weight in self.found.place.items()})
+        replaced = {weight: integers for integers, weight in self.found.place.items()}
+        return self.stripped.close_bodies(self.stripped.flat, replaced)
 
     # ---- compared with the reference -----------------------------------------------------------------
 

@@ -25,9 +25,10 @@ from onnx import TensorProto
 from qdqspec._core import hooks
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.errors import BackendError, BackendUnavailableError
-from qdqspec.graph import Model, Node, fold_constants, load_model, save_model, with_constant_numbers
+from qdqspec.graph import Model, Node, fold_constants, load_model, save_model
 from qdqspec.graph.ops import COPY_OPS, sources_of
 from qdqspec.qdq.pair_numbers import is_op, is_qdq, scale_of
+from qdqspec.qdq.recognize import with_constant_numbers
 from qdqspec.qdq.strip import INTEGER_KERNELS, FoundPair, StrippedModel
 from qdqspec.types import Optimizer, SurvivalEvidence
 

@@ -22,6 +22,7 @@ from qdqspec.graph.ops import (
     reads_data,
     setters_of_sizes,
     summed_axis,
+    weight_input,
 )
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import BIAS_FORMAT, number_format
@@ -36,7 +37,6 @@ from qdqspec.qdq.units import (
     channel_axis,
     dynamic_misfit,
     is_dynamic_linear,
-    weight_input,
     weight_inputs,
 )
 from qdqspec.types import Consumer, Kind, QuantizeRules, Site

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from qdqspec._core import hooks
 from qdqspec.graph import Model, Node
-from qdqspec.graph.ops import WEIGHT_INPUT, data_inputs, is_fused_attention
+from qdqspec.graph.ops import data_inputs, is_fused_attention, weight_input
 from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import RUN_TIME, NumberFormat, number_format
 from qdqspec.types import HALVES, Consumer, Kind, Label, QuantizeRules, Site, label_of
@@ -28,14 +28,6 @@ WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
 RECURRENT = frozenset({"LSTM"})
 _PAST = 4  # the first input of a fused attention that concerns earlier keys and values, or a bias of scores
 _BLOCKED_RANKS = (2, 3)
-
-
-def weight_input(model: Model, node: Node) -> int | None:
-    """The index of a constant float weight of a linear operator, or ``None``."""
-    index = WEIGHT_INPUT.get(node.op_type)
-    if index is None or node.input_at(index) not in model.constants:
-        return None
-    return index
 
 
 def weight_inputs(model: Model, node: Node) -> tuple[int, ...]:
@@ -273,13 +265,12 @@ class Unit:
         """The form of a label other than ``fp``."""
         return next(form for form in self.forms if label in (*form.labels, *form.halves))
 
-
-def with_results(unit: Unit, outputs: tuple[str, ...], out_edges: tuple[Edge, ...] = ()) -> Unit:
-    """The unit with other results. Without any it cannot output integers."""
-    forms = unit.forms
-    if not outputs and not out_edges:
-        forms = tuple(form for form in (form.without("in+out") for form in forms) if form.kinds)
-    return replace(unit, outputs=outputs, out_edges=out_edges, forms=forms)
+    def with_results(self, outputs: tuple[str, ...], out_edges: tuple[Edge, ...] = ()) -> Unit:
+        """The unit with other results. Without any it cannot output integers."""
+        forms = self.forms
+        if not outputs and not out_edges:
+            forms = tuple(form for form in (form.without("in+out") for form in forms) if form.kinds)
+        return replace(self, outputs=outputs, out_edges=out_edges, forms=forms)
 
 
 Units: TypeAlias = tuple[Unit, ...]

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.graph import joined
+from qdqspec._core.groups import joined
 from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.graph.regions import PatternMaker, flow_of
 from qdqspec.qdq import Frames, SchemeSpace

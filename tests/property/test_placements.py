@@ -28,14 +28,15 @@ from random_models import (
 )
 from rehearsing import built_outputs, rehearsal_of
 
-from qdqspec.graph.dynamic_kernels import with_kernels
 from qdqspec.graph.flat import closed, flat_form
-from qdqspec.graph.fold import QUANTIZING, fold_constants
+from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import OF_PAIRS
 from qdqspec.graph.protos import all_graphs, copied, graphs_inside, refill, rename_tensors, with_value
 from qdqspec.graph.storage import WeightStore, save_model
 from qdqspec.graph.trt import DOMAIN, VERSION
 from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.dynamic_kernels import with_kernels
 from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import Inserter, RaisedInputs, insert_qdq, raised
@@ -189,7 +190,7 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
     is_half = any(known.elem_type == onnx.TensorProto.FLOAT16 for known in model.types.values())
     near = {"rtol": 2e-3, "atol": 1e-3} if is_half else {"rtol": 1e-5, "atol": 1e-6}
     is_rounded = any(
-        node.op_type in QUANTIZING or node.attributes.get("to") in INTEGERS for node in model.nodes
+        node.op_type in OF_PAIRS or node.attributes.get("to") in INTEGERS for node in model.nodes
     )
     feeds = random_inputs(model)
     outputs = [outputs_of(m, feeds) for m in (model, folded)]
@@ -197,7 +198,7 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
         # A value at a rounding boundary may be rounded up or down, depending on the order of sums before it.
         most = max(1.0, ROUNDED_APART * before.size) if is_rounded else 0
         assert np.count_nonzero(~np.isclose(after, before, **near)) <= most
-    kept = [[n.outputs for n in m.nodes if n.op_type in QUANTIZING] for m in (model, folded)]
+    kept = [[n.outputs for n in m.nodes if n.op_type in OF_PAIRS] for m in (model, folded)]
     removed_tensors = within_removed(model.proto, folded.proto)
     assert [outputs for outputs in kept[0] if removed_tensors.isdisjoint(outputs)] == kept[1]
 

@@ -1,6 +1,3 @@
-from .equalization import (
-    chosen_equalizations as chosen_equalizations,  # the chains that factors improve, with these factors
-)
 from .find import (
     MIN_SAMPLES as MIN_SAMPLES,  # of both parts together; fewer cannot be split
     CorrectionTask as CorrectionTask,  # the inputs of the search for corrections

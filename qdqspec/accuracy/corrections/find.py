@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed
+from qdqspec._core.files import write_text
 from qdqspec._core.records import content_sum, from_data, read_json
-from qdqspec.accuracy.corrections.equalization import equalize
-from qdqspec.accuracy.corrections.numbers import choose_ranges, correct_biases
+from qdqspec.accuracy.corrections.numbers import choose_ranges, correct_biases, equalize
 from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime
 from qdqspec.errors import BackendError
-from qdqspec.graph import Model, write_text
-from qdqspec.qdq import EQUALIZATIONS, Corrections, Equalization, Quantizer, TensorRange, WeightKey
+from qdqspec.graph import Model
+from qdqspec.qdq import Corrections, Equalization, Quantizer, TensorRange, WeightKey
 from qdqspec.types import CorrectionGain, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]
@@ -246,7 +246,7 @@ def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None
                 (tensor, name, axis): np.array(b, np.float32) for tensor, name, axis, b in content["biases"]
             },
             gains=tuple(from_data(CorrectionGain, gain) for gain in content["gains"]),
-            equalized=EQUALIZATIONS.validate_python(content["equalized"]),
+            equalized=Equalization.read(content["equalized"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -10,8 +10,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Array, Feed, Floats, Floats32
 from qdqspec.graph import Model, Node
-from qdqspec.graph.ops import is_default
-from qdqspec.qdq import weight_input
+from qdqspec.graph.ops import is_default, weight_input
 from qdqspec.types import Site
 
 # The values of tensors in a run on each feed.

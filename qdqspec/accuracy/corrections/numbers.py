@@ -1,4 +1,4 @@
-"""Corrections of numbers: biases without the mean shift by quantized weights, and wider or narrower ranges."""
+"""The corrections: scaled channels, biases without the mean shift by quantized weights, wider or narrower ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from qdqspec.qdq import (
     QuantParams,
     TensorRange,
     biased_layer,
+    choose_equalizations,
     dequantize,
+    equalized,
     number_format,
     quantize,
     tie_ranges,
@@ -32,6 +34,30 @@ if TYPE_CHECKING:
 
 NARROW: Method = "percentile"  # the best method on SqueezeNet, the second best on a face detector
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
+
+
+def equalize(problem: Problem, exact_samples: int = 2) -> Problem:
+    """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
+    task, model = problem.task, problem.model
+    chosen = choose_equalizations(
+        model,
+        task.sites,
+        lambda sources: task.observe(model, sources, task.part("fit")),
+        fixed=task.fixed,
+        saturates=task.saturates,
+    )
+    if not chosen:
+        return problem
+    changes = tuple(change for _, change in chosen)
+    other = equalized(model, changes)
+    numbers = task.recalibrated(other, {tensor for chain, _ in chosen for tensor in chain.tensors})
+    runs = (task.observe(one, one.outputs, task.part("fit", exact_samples)) for one in (model, other))
+    is_exact = all(
+        mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
+    )
+    errors = task.errors(other, numbers) if is_exact else problem.errors
+    scaled = replace(problem, model=other, numbers=numbers, errors=errors, equalized=changes)
+    return problem.choose("equalization", scaled, len(changes))
 
 
 def correct_biases(problem: Problem, samples: int = 32) -> Problem:

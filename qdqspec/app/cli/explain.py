@@ -258,7 +258,9 @@ def _from_model(
     path: Path, reference: Path | None, inputs: Inputs, settings: Settings
 ) -> list[ExplainedEngine]:
     """A quantized model and its float form, or a float model alone."""
-    from qdqspec.graph import QDQ_OPS, require_path, with_pairs
+    from qdqspec.graph import require_path
+    from qdqspec.graph.ops import QDQ_OPS
+    from qdqspec.qdq import with_pairs
 
     with _with_float_form(path, reference, inputs) as (model, _, file, notes):
         tuned = require_path(model)
@@ -306,12 +308,12 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
     """Notes on a model that was converted from the float16 of its reference to float32, and on recurrent operators
     without an integer kernel.
     """
-    from qdqspec.graph import computes_in_float16, load_model
+    from qdqspec.graph import load_model
 
     if not reference.is_file():
         return ()
     model, notes = load_model(reference), []
-    if tuned.is_file() and load_model(tuned).converted_from and computes_in_float16(model):
+    if tuned.is_file() and load_model(tuned).converted_from and model.float16_nodes:
         notes.append(
             "the reference computes in float16, and the tuned model in float32, with casts at its float16 inputs and "
             "outputs: differences include those of the type"
@@ -324,7 +326,8 @@ def _note_types(reference: Path, tuned: Path, settings: Settings) -> tuple[str, 
 def _profile_models(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[ExplainedEngine]:
     from qdqspec.app.evidence.timing import profile_models
     from qdqspec.backends import BuildOptions, Isolated
-    from qdqspec.graph import QDQ_OPS, load_model
+    from qdqspec.graph import load_model
+    from qdqspec.graph.ops import QDQ_OPS
 
     def reads_pair(model: Model, node: Node) -> bool:
         """Whether a node reads a dequantized activation."""

@@ -275,8 +275,8 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
     ``path`` is a file, or a folder in which files and folders are looked for by their names; without such names all of
     it is one data set, or else the first file that fits. Raises `QdqspecError` if nothing there fits the model.
     """
+    from qdqspec._core.arrays import shape_text
     from qdqspec.accuracy import fitting_metric
-    from qdqspec.graph import shape_text
 
     if not path.exists():
         cure = "--data takes one file or folder"

@@ -111,16 +111,12 @@ def inspect(arguments: argparse.Namespace) -> int:
 def judged(model: Model, settings: Settings) -> Judged:
     """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends import BuildOptions, backend_named
-    from qdqspec.graph import with_integer_kernels
     from qdqspec.qdq import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
     note = "" if here.usable else f"{here.why}; from what is known of it"
-    capabilities = backend.capabilities(options)
-    _, conversion = with_integer_kernels(model, quantizes_half=capabilities.quantizes_half)
-    note = "; ".join(filter(None, (note, conversion)))
-    return judge(model, capabilities, backend=backend.name, note=note)
+    return judge(model, backend.capabilities(options), backend=backend.name, note=note)
 
 
 @verb(
@@ -134,12 +130,12 @@ def judged(model: Model, settings: Settings) -> Judged:
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
     from qdqspec.graph import Model
-    from qdqspec.qdq import apply_scheme
+    from qdqspec.qdq import apply_scheme, count_dequantized
 
     model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
     inputs = [arguments.scheme, *model.user_files]
-    pairs = _dequantized(Model(result.proto))
+    pairs = count_dequantized(Model(result.proto))
     summary = f"{count_text(pairs, 'dequantized tensor')} in it"
     return _write(arguments, model, result.proto, inputs, summary, [*model.notes, *result.notes], pairs=pairs)
 
@@ -154,11 +150,11 @@ def _write(
     **counts: int,
 ) -> int:
     """Write what was ``made`` of a model, and conclude with the warnings of ONNX's checker about it."""
-    from qdqspec.graph import load_model, require_path, save_model, type_problem
+    from qdqspec.graph import load_model, require_path, save_model
 
     save_model(made, arguments.output, inputs=inputs, base=require_path(model).parent)
     try:
-        found = type_problem(load_model(arguments.output).proto)
+        found = load_model(arguments.output).type_problem()
         problem = f"the model is not valid ONNX: {found}" if found else ""
     except ModelError as error:
         problem = error.what
@@ -184,13 +180,13 @@ def _write(
 def strip(arguments: argparse.Namespace) -> int:
     """Remove every Q/DQ pair from a model."""
     from qdqspec.graph import Model
-    from qdqspec.qdq import strip_qdq
+    from qdqspec.qdq import count_dequantized, strip_qdq
 
     model = model_given(arguments.model)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
     result = strip_qdq(model, reference)
-    left = _dequantized(Model(result.proto, path=model.path))
-    removed = _dequantized(model) - left
+    left = count_dequantized(Model(result.proto, path=model.path))
+    removed = count_dequantized(model) - left
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in one.user_files]
     if removed or left:
@@ -199,19 +195,6 @@ def strip(arguments: argparse.Namespace) -> int:
         summary = "a copy of the model, which has no Q/DQ pairs"
     notes = [*model.notes, *result.notes]
     return _write(arguments, model, result.proto, inputs, summary, notes, pairs=removed, left=left)
-
-
-def _dequantized(model: Model) -> int:
-    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count.
-
-    Operators of integers and floats count as the pairs that they replace.
-    """
-    from qdqspec.graph import with_constant_numbers, with_pairs
-    from qdqspec.qdq import is_op, makes_scale
-
-    model = with_pairs(with_constant_numbers(model))
-    made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
-    return sum(not makes_scale(model, node.outputs[0]) for node in made)
 
 
 @verb(

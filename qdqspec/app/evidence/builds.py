@@ -22,7 +22,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError
-from qdqspec.graph import Model, load_model, save_model, type_problem
+from qdqspec.graph import Model, load_model, save_model
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
 from qdqspec.qdq.lint import CHECKER, LOAD, RUN, VALUES, lint_model, named_node, with_refusals
 from qdqspec.search import Limits, is_candidate, missed_text
@@ -96,7 +96,7 @@ def lint_and_load(
     if loads:
         load = _load(model, target, options, feed, compute_capability)
     refusals = [] if load.refusal is None else [load.refusal]
-    if problem := type_problem(model.proto):
+    if problem := model.type_problem():
         node = named_node(model, problem)
         checked = replace(CHECKER, severity="note" if load.loaded else "refused", node=node, message=problem)
         refusals.insert(0, checked)

@@ -17,9 +17,9 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from qdqspec._core.groups import joined
 from qdqspec._core.units import plain
-from qdqspec.graph import QDQ_OPS, joined
-from qdqspec.graph.ops import HEAVY, POOLS as POOLS, WEIGHT_INPUT
+from qdqspec.graph.ops import HEAVY, POOLS as POOLS, QDQ_OPS, WEIGHT_INPUT
 from qdqspec.types import CorrectionGain, Interval, LayerChange, LayerChangeKind, LayerTime
 
 RowKind: TypeAlias = Literal["kernel", "conversion"]

@@ -27,7 +27,6 @@ from qdqspec.accuracy.corrections import (
     PairMaxima,
     Ranges,
     SumLimit,
-    chosen_equalizations,
     find_corrections,
     find_layers,
     observed_limits,
@@ -43,8 +42,9 @@ from qdqspec.qdq import (
     WeightKey,
     along,
     branched,
+    choose_branches,
     equalized,
-    find_chains,
+    scaled_tensors,
 )
 from qdqspec.types import Placement, Site
 
@@ -69,27 +69,23 @@ def scaled_branches(
         return ()
     if case.inputs.scales is not None or prepared.start_scales.tensors or not prepared.capabilities.computes:
         return ()
-    possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
-    readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
+    possible = branched(model)
+    readers = {name for change in possible if change.branch for name in change.branch.readers}
     if not readers:
         return ()
     behind = SchemeSpace(model, prepared.capabilities, allowed=readers, rules=case.quantize)
     if not behind.units:
         return ()
-    extended = equalized(model, tuple(possible.values()))
-    chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
     try:
-        chosen = chosen_equalizations(
-            extended,
-            chains,
-            lambda sources: prepared.values_of(extended, sources, islice(data, samples)),
-            per_channel={absorber.weight.tensor for chain in chains for absorber in chain.absorbers},
+        return choose_branches(
+            model,
+            possible,
+            lambda extended, sources: prepared.values_of(extended, sources, islice(data, samples)),
             saturates=prepared.capabilities.reduce_range,
             least_gain=least_gain,
         )
     except BackendError:
         return ()  # calibration has the same failure, and reports it
-    return tuple(replace(possible[chain.maker.name], exponents=change.exponents) for chain, change in chosen)
 
 
 def read_case_corrections(prepared: Prepared, file: Path) -> FoundCorrections | None:
@@ -97,11 +93,8 @@ def read_case_corrections(prepared: Prepared, file: Path) -> FoundCorrections | 
     known = read_found(file, prepared.journal_header)
     if known is None or not known.equalized:
         return known
-    names = {constant.tensor for change in known.equalized for constant in change.constants}
-    chains = find_chains(prepared.folded)
-    own = [chain for chain in chains if names.issuperset(one.tensor for one in chain.constants)]
     model = equalized(prepared.folded, known.equalized)
-    numbers = prepared.recalibrated(model, {tensor for chain in own for tensor in chain.tensors})
+    numbers = prepared.recalibrated(model, scaled_tensors(prepared.folded, known.equalized))
     return replace(known, model=model, numbers=numbers)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from qdqspec._core import hooks
-from qdqspec._core.files import OTHER_FOLDER, RESULT, PartialFolder, explained
+from qdqspec._core.files import OTHER_FOLDER, RESULT, PartialFolder, explained, refuse_overwriting, write_text
 from qdqspec._core.units import cell_text
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import write_half
@@ -33,15 +33,7 @@ from qdqspec.app.preparation.stored import (
     table_of,
 )
 from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
-from qdqspec.graph import (
-    LARGE,
-    Model,
-    WeightStore,
-    refuse_overwriting,
-    require_path,
-    save_model,
-    write_text,
-)
+from qdqspec.graph import Model, WeightStore, require_path, save_model
 from qdqspec.graph.ops import has_floats
 from qdqspec.qdq import (
     Excerpt,
@@ -291,7 +283,7 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
     with ExitStack() as stack:
         store, base = None, given.parent
         # integer weights of a large model stay on disk until they are written, like those of the given model
-        if given.stat().st_size >= LARGE:
+        if prepared.given.is_large:
             base = stack.enter_context(PartialFolder(path.parent))
             store = WeightStore(base, base=given.parent)
         model = equalized(prepared.folded, prepared.equalized_for(placement))

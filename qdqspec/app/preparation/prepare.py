@@ -54,7 +54,6 @@ from qdqspec.errors import PatternError, QdqspecError
 from qdqspec.graph import (
     Model,
     cautions,
-    computes_in_float16,
     digests_of,
     fold_weights,
     given_model,
@@ -163,7 +162,7 @@ class Prepared:
         self.quantized = float_form_of(given)
         self.base = given
         self.warnings += [*notes, *cautions(given), *given.notes]
-        if computes_in_float16(given):  # else the backend is not asked before its capabilities are needed
+        if given.float16_nodes:  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []
         self._kept: tuple[Path, bool] | None = None  # see `keep_corrections`

@@ -25,7 +25,7 @@ from qdqspec._core.units import count_text
 from qdqspec.accuracy import Runtime, noise_power, signal_power, sqnr_db
 from qdqspec.backends import Backend, BuildOptions, Engine, Isolated, backend_named, engines_at_once
 from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
-from qdqspec.graph import Model, as_defined, load_model, random_nodes, require_path, save_model, with_outputs
+from qdqspec.graph import Model, as_defined, load_model, require_path, save_model, with_outputs
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.regions import groups_of
 from qdqspec.graph.trt import is_pair_op
@@ -251,7 +251,7 @@ def compared_with_definition(
 
     ``None`` where they cannot be compared: one of them does not run, or no output is a float tensor, or it is random.
     """
-    if not backend.capabilities(options).runs or random_nodes(model):
+    if not backend.capabilities(options).runs or model.random_nodes:
         return None
     samples = list(islice(feeds, SAMPLES))
     definition = Definition(model, backend, options)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
-from qdqspec._core.files import OTHER_FOLDER, explained, remove_partial
+from qdqspec._core.files import OTHER_FOLDER, explained, remove_partial, write_text
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.store import Store, cache_key
 from qdqspec.accuracy import all_files
 from qdqspec.errors import StateError
-from qdqspec.graph import load_model, write_text
+from qdqspec.graph import load_model
 from qdqspec.search import Journal, trial_from_json, trial_to_json
 from qdqspec.types import Data, DataSource, Provenance, SearchResult, Trial
 

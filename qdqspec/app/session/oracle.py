@@ -22,12 +22,11 @@ from qdqspec.accuracy import (
     Scores,
     find_sensitivities,
     label_noise,
-    sites_of,
 )
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.errors import BackendError, DataError, PlacementError
-from qdqspec.qdq import SchemeSpace
+from qdqspec.qdq import SchemeSpace, sites_of
 from qdqspec.search import MetricLimit
 from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
 

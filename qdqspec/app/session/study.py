@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained
+from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained, write_text
 from qdqspec._core.records import from_data, read_json, to_data
 from qdqspec._core.registry import DEFAULT_BACKEND, names
 from qdqspec.app.preparation.files import write_placed, write_placement
@@ -26,7 +26,6 @@ from qdqspec.app.session.oracle import Rehearser
 from qdqspec.app.session.pipeline import finish
 from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, named
 from qdqspec.errors import ConfigError, StateError
-from qdqspec.graph import write_text
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search import Built, Proposal, Search, Strategy
 from qdqspec.timing import RunLock

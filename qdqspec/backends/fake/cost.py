@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from onnx import TensorProto
 
 from qdqspec.backends.base import labels_of
-from qdqspec.graph import QDQ_OPS, Model, Node
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.graph.trt import MXFP8_DEQUANTIZE, PAIR_OPS
 from qdqspec.types import LayerTime
 

@@ -93,7 +93,8 @@ class FakeDevice:
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         """Read the model and compute its cost; fail or crash if that is configured."""
         from qdqspec.backends.fake.cost import cost_of, fraction
-        from qdqspec.graph import QDQ_OPS, load_model
+        from qdqspec.graph import load_model
+        from qdqspec.graph.ops import QDQ_OPS
 
         words = OPTIONS.of(options.extra)
         loaded = load_model(model)
@@ -150,18 +151,22 @@ class FakeEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
-        from qdqspec.graph import reference_outputs
+        import onnx
+
+        from qdqspec.graph import evaluator_of
 
         break_down(self._words, "run")
         self._check(feeds)
         try:
-            return reference_outputs(self._model, feeds)
+            evaluator = evaluator_of(onnx.load(str(self._model)))
+            values = evaluator.run(None, dict(feeds))
         except NotImplementedError as error:
             raise BackendError(
                 f"ONNX's reference implementation, which this device computes with, lacks an operator: {error}",
                 where=self._model,
                 cure="choose a backend that has it, such as onnxruntime, or cut that part off the model",
             ) from None
+        return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Check the names of the inputs; of the values only their number affects a simulated time."""

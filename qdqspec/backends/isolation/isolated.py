@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qdqspec._core.arrays import Array, FrameStream, Header, Reduction, WireClosedError
+from qdqspec._core.arrays import Array, FrameStream, Header, Reduction, WireClosedError, as_real
 from qdqspec._core.files import Closing, TemporaryFolder, explained, shared_folder
 from qdqspec._core.options import options_of
 from qdqspec._core.programs import Interpreter, python_command
@@ -41,7 +41,6 @@ from qdqspec.backends.base import PLAIN, Availability, Backend, BuildOptions, Ca
 from qdqspec.backends.isolation.worker import CONTROL_LIMIT, LOG
 from qdqspec.errors import BackendError, BackendUnavailableError, OutputError
 from qdqspec.graph import WEIGHTS
-from qdqspec.qdq import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _TAIL_BYTES, _TAIL_LINES = 4096, 8  # of a log, in a message

@@ -33,7 +33,7 @@ from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilitie
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.layers import graph_hash, layer_times, map_kernels, parse_profile
 from qdqspec.errors import BackendError, ModelError
-from qdqspec.graph import Model, sort_nodes, unique_node_names
+from qdqspec.graph import Model, convert_by
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
@@ -348,17 +348,14 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
     All weights are loaded into memory. Raises `ModelError` if the converter's result cannot be used.
     """
     proto = onnx.load(str(path))
-    for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
-        node.name = name
     try:
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
-        converted: onnx.ModelProto = convert_float_to_float16(
-            proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
+        convert = partial(
+            convert_float_to_float16, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
         )
-        sort_nodes(converted, path)  # it appends the casts that it adds
+        return convert_by(convert, proto, path)
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
         why = one_line(error, 200)
         raise ModelError(f"it cannot be converted to float16: {why}", where=path) from None
-    return converted

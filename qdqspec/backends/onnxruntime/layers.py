@@ -25,9 +25,10 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec.backends._source import PAIRS, Origin, Source
-from qdqspec.graph import Model, Node, Scope, find_scopes, with_pairs
-from qdqspec.graph.ops import CONTROL
+from qdqspec.backends._source import Origin, Source
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import CONTROL, OF_PAIRS
+from qdqspec.qdq import with_pairs
 from qdqspec.types import LayerTime
 
 _TOKEN = re.compile(r"_token_\d+$")
@@ -142,7 +143,7 @@ class _Mapping:
         return tuple(before or behind)
 
     def _converts(self, node: onnx.NodeProto) -> bool:
-        if node.op_type in PAIRS or node.op_type in _REORDERS:
+        if node.op_type in OF_PAIRS or node.op_type in _REORDERS:
             return True
         inserted = bool(node.name) and not {node.name, plain_name(node.name)} & self._source.nodes.keys()
         return node.op_type in _CONVERSIONS and inserted
@@ -218,8 +219,7 @@ def layer_times(
     ``origins`` are those of the nodes. Empty if the profile does not match the graph, so that no time is assigned to
     the wrong node. Kernels in a branch that is not executed have no time; those of iterations are added.
     """
-    scopes = find_scopes(optimized.proto)
-    found = runs_of(scopes, events)
+    found = runs_of(optimized, events)
     if found is None or len(found) < runs:
         return ()
     spent: list[Counter[str]] = []  # microseconds of each kernel in one run, without those of its bodies
@@ -232,7 +232,7 @@ def layer_times(
             executed[name] += 1
             sample.setdefault(name, event)
         spent.append(whole.copy())
-        for scope in scopes[1:]:
+        for scope in optimized.scopes[1:]:
             left = spent[-1][scope.owner] - sum(whole[name] for name in scope.names)
             spent[-1][scope.owner] = max(left, 0)
     ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
@@ -290,22 +290,23 @@ def without_overhead(
     return [float(share) * total for share in shares]
 
 
-def runs_of(scopes: Sequence[Scope], events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
-    """The kernels executed in each run of a graph; ``None`` if the events do not match it.
+def runs_of(optimized: Model, events: Sequence[KernelEvent]) -> list[list[NamedEvent]] | None:
+    """The kernels executed in each run of a model; ``None`` if the events do not match it.
 
     Events between those of two nodes of the main graph are of the bodies of the second one.
     """
     # the nodes of each body and of the bodies inside, by owner and attribute
     inside: dict[str, dict[str, _Nodes]] = {}
-    for scope in scopes[:0:-1]:
-        nodes = list(_nodes(scope))
+    for scope in optimized.scopes[:0:-1]:
+        nodes = [*zip(scope.names, scope.graph.node, strict=True)]
         nodes += [each for name in scope.names for deeper in inside.get(name, {}).values() for each in deeper]
         inside.setdefault(scope.owner, {})[scope.attribute] = nodes
+    main = optimized.scopes[0]
     runs: list[list[NamedEvent]] = []
     at = 0
     while at < len(events):
         runs.append([])
-        for name, node in _nodes(scopes[0]):
+        for name, node in zip(main.names, main.graph.node, strict=True):
             end = next((index for index in range(at, len(events)) if _fits(events[index], node)), None)
             if end is None:
                 return None
@@ -336,10 +337,6 @@ def _matched(events: Sequence[KernelEvent], bodies: Iterable[_Nodes]) -> list[Na
         else:
             return found
     return []
-
-
-def _nodes(scope: Scope) -> Iterator[tuple[str, onnx.NodeProto]]:
-    return zip(scope.names, scope.graph.node, strict=True)
 
 
 def _fits(event: KernelEvent, node: onnx.NodeProto) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 from onnx import TensorProto
 from packaging.version import Version
 
-from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED_AXES, LABELS, MOVED_PAST, MOVING
-from qdqspec.graph import Node, computes_in_float16, with_pairs
+from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCK_SIZES, BLOCKED_AXES, LABELS, MOVED_PAST, MOVING
+from qdqspec.graph import Node
 from qdqspec.graph.ops import is_constant_node
-from qdqspec.qdq import BLOCK_SIZES, is_op
+from qdqspec.qdq import with_pairs
 from qdqspec.qdq.lint import (
     LAYOUT,
     Hit,
@@ -265,8 +265,8 @@ def saturation(view: View) -> Iterator[Hit]:
 def _weights_of_unsigned_data(view: View) -> Iterator[str]:
     """The stored integers that each operator multiplies by uint8 data, behind DQ or as its own input."""
     for node in view.of("Conv", "ConvTranspose", "Gemm", "MatMul"):
-        data, weight = (view.maker(tensor, LAYOUT) for tensor in node.inputs[:2])
-        if data is None or weight is None or not all(is_op(dq, "DequantizeLinear") for dq in (data, weight)):
+        data, weight = (view.dequantizer(tensor, LAYOUT) for tensor in node.inputs[:2])
+        if data is None or weight is None:
             continue
         if view.numbers(data).elem_type == TensorProto.UINT8:
             yield from _stored(view, weight.inputs[0])
@@ -578,7 +578,7 @@ def float16_pairs(view: View) -> Iterator[Hit]:
 )
 def computes_in_half(view: View) -> Iterator[Hit]:
     """Operators that read or make float16 tensors. Reported once."""
-    if computes_in_float16(view.model):
+    if view.model.float16_nodes:
         yield None, "operators read or make float16 tensors"
 
 
@@ -623,8 +623,8 @@ def _pair_of(view: View, tensor: str) -> Node | None:
 
     That of a constant is moved behind a Transpose, and behind no other of them.
     """
-    found = view.maker(tensor, _passed(view) | {"Identity"})
-    if found is None or not is_op(found, "DequantizeLinear"):
+    found = view.dequantizer(tensor, _passed(view) | {"Identity"})
+    if found is None:
         return None
     is_weight = view.stored_weight(found) is not None
     return None if is_weight and view.maker(tensor, _TURNED) is not found else found

@@ -35,7 +35,7 @@ from qdqspec.backends import _cpu
 from qdqspec.backends.base import Capabilities, labels_of
 from qdqspec.graph import Model
 from qdqspec.graph.ops import copies_values, is_default
-from qdqspec.qdq import BLOCK_SIZES, Unit, Units, with_results
+from qdqspec.qdq import FORMATS, Unit, Units
 
 LINEAR = ("Gemm", "MatMul")
 COMPUTING = (
@@ -68,7 +68,8 @@ ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
 # So do weights in 8 bits, measured with 1.32, which gain with one or few rows only:
 # docs/decisions/0019-what-onnx-runtime-computes.md.
 BLOCKED_4 = ("int4", "uint4")
-BLOCKED_8 = tuple(f"int8_b{size}" for size in BLOCK_SIZES)
+BLOCKED_8 = tuple(name for name in FORMATS if name.startswith("int8_b"))
+BLOCK_SIZES = frozenset(FORMATS[name].block for name in BLOCKED_8)
 BLOCKED_8_SINCE = (1, 32)
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0,)}
 
@@ -166,6 +167,6 @@ def copies_read_in_bodies(model: Model, units: Units) -> Units:
             return unit
         if unit.edges and not edges:
             return replace(unit, forms=())  # its only input would be moved past it
-        return with_results(replace(unit, edges=edges), outputs, unit.out_edges)
+        return replace(unit, edges=edges).with_results(outputs, unit.out_edges)
 
     return tuple(without(unit) for unit in units) if moved else units

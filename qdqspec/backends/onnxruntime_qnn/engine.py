@@ -33,10 +33,11 @@ from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.options import declare, one_of, option
 from qdqspec.backends._cpu import major_minor
 from qdqspec.backends._engine import BoundEngine, cannot_run, check_names, import_library, refusals
-from qdqspec.backends._source import PAIRS, Source, read_given
+from qdqspec.backends._source import Source, read_given
 from qdqspec.backends.base import PLAIN, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph import Model
+from qdqspec.graph.ops import OF_PAIRS
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 
@@ -366,7 +367,7 @@ class QnnEngine(BoundEngine[Any, Mapping[str, Array]]):
         fed = {*model.inputs, *model.constants, *source.static}
         for name, op_type in left:
             node = model.by_name.get(name)
-            is_pair = op_type in PAIRS
+            is_pair = op_type in OF_PAIRS
             is_end = node is None or source.base(node.inputs[0]) in fed or node.outputs[0] in model.outputs
             if is_pair and is_end:
                 continue

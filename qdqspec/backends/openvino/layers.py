@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqspec.backends._source import Origin, Source
-from qdqspec.graph import QDQ_OPS, Model, Node
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.types import LayerTime
 
 _INPUT, _CONSTANT, _OUTPUT = "Input", "Const", "Output"

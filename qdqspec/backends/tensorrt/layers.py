@@ -26,8 +26,8 @@ from typing import Any, TypeAlias
 
 from qdqspec.backends._source import Source
 from qdqspec.errors import BackendError
-from qdqspec.graph import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import HEAVY
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import HEAVY, QDQ_OPS
 from qdqspec.types import LayerTime
 
 Json: TypeAlias = Mapping[str, Any]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from qdqspec.backends.tensorrt import ops
-from qdqspec.graph import QDQ_OPS, Model, Node
-from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.qdq import Edge, Form, Unit, Units, weight_input, with_results
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import QDQ_OPS, WEIGHT_INPUT, is_default, weight_input
+from qdqspec.qdq import Edge, Form, Unit, Units
 from qdqspec.types import Consumer
 
 INT8, FP8 = "int8", "fp8"
@@ -243,7 +243,7 @@ def skip_side_of_residual_add(model: Model, units: Units) -> Units:
         if (own := main.get(unit.id)) is not None:
             return replace(unit, edges=tuple(edge for edge in unit.edges if edge != own))
         kept = tuple(tensor for tensor in unit.outputs if tensor not in fused)
-        return unit if kept == unit.outputs else with_results(unit, kept, unit.out_edges)
+        return unit if kept == unit.outputs else unit.with_results(kept, unit.out_edges)
 
     return tuple(beside(unit) for unit in units)
 
@@ -357,7 +357,7 @@ def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
 
     full = replace(unit, forms=tuple(map(giving, unit.forms)))
     outputs = tuple(tensor for tensor in unit.outputs if tensor not in passed)
-    return with_results(full, outputs, (*unit.out_edges, *edges))
+    return full.with_results(outputs, (*unit.out_edges, *edges))
 
 
 # ---- shared -------------------------------------------------------------------------------------

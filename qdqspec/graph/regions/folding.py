@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from qdqspec._core.groups import joined
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import ANCHORS, made_of_constants
-from qdqspec.graph.unify import joined
 from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
 
 MOST_PARTS = 60

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qdqspec.graph import Model, Node, allows, shape_text
+from qdqspec._core.arrays import allows, shape_text
+from qdqspec.graph import Model, Node
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.qdq.lint.rules import ALL, Hit, severities
 from qdqspec.qdq.lint.view import View

@@ -13,13 +13,23 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec._core.hooks import declaration_of, owner_of
-from qdqspec.graph import QDQ_OPS, QUANTIZE, Model, Node, with_constant_numbers
-from qdqspec.graph.ops import data_inputs, is_default, is_nearest
-from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq.formats import format_stored_as
-from qdqspec.qdq.pair_numbers import blocks_of, is_dynamic, is_op, is_qdq, makes_scale, stated_numbers
-from qdqspec.qdq.units import weight_input
-from qdqspec.types import LintTarget
+from qdqspec.graph import Model, Node
+from qdqspec.graph.ops import QDQ_OPS, data_inputs, is_default, is_nearest, weight_input
+from qdqspec.graph.trt import DOMAIN, FP4_DYNAMIC
+from qdqspec.qdq.dynamic_kernels import QUANTIZE
+from qdqspec.qdq.formats import format_stored_as, number_format
+from qdqspec.qdq.pair_numbers import (
+    blocks_of,
+    is_constant,
+    is_dynamic,
+    is_op,
+    is_qdq,
+    makes_scale,
+    stated_numbers,
+)
+from qdqspec.qdq.recognize import with_constant_numbers
+from qdqspec.qdq.units import WEIGHT_AXES, dynamic_misfit, edges_before
+from qdqspec.types import Consumer, LintTarget
 
 Reals = npt.NDArray[np.floating]
 # The first opset whose QuantizeLinear and DequantizeLinear support a stored type, if it is not the first of all.
@@ -163,10 +173,24 @@ class View:
 
     # ---- tensors ----------------------------------------------------------------------------
 
-    def dequantizer(self, tensor: str) -> Node | None:
-        """The DQ that makes a tensor."""
-        node = self.model.producer.get(tensor)
+    def dequantizer(self, tensor: str, through: Collection[str] = ()) -> Node | None:
+        """The DQ that makes a tensor, also behind operators of these types, along their first inputs."""
+        node = self.maker(tensor, through)
         return node if node is not None and is_op(node, "DequantizeLinear") else None
+
+    def dequantizers_before(self, node: Node, index: int, moved_past: Collection[str]) -> Iterator[Node]:
+        """Each DQ whose values an input of a node holds, if pairs are moved past operators of these types."""
+        edges = edges_before(self.model, (node.inputs[index], Consumer(node.name, index)), moved_past)
+        yield from filter(None, (self.dequantizer(tensor) for tensor, _ in edges))
+
+    def is_given(self, number: str) -> bool:
+        """Whether a scale or zero point is omitted, a constant in the file, or dequantized from one."""
+        return number not in self.computed and is_constant(self.model, (number,))
+
+    def dynamic_misfit(self, quantizer: Node) -> str | None:
+        """The reason against a quantizer that finds scales of blocks along the last axis at run time, or ``None``."""
+        fmt = number_format("nvfp4" if quantizer.op_type == FP4_DYNAMIC else "mxfp8")
+        return dynamic_misfit(self.model, quantizer.inputs[0], fmt, None)
 
     def stored_weight(self, dequantizer: Node) -> str | None:
         """The constant behind a DQ, stored directly or quantized by a Q that is folded; ``None`` for activations."""
@@ -213,6 +237,13 @@ class View:
             dequantizer = self.weight_dequantizer(node)
             if dequantizer is not None:
                 yield node, dequantizer
+
+    def channel_axis(self, node: Node, dequantizer: Node) -> int:
+        """The axis of the output channels of a linear operator's stored weight."""
+        if node.op_type == "Gemm":
+            return 0 if node.attributes.get("transB", 0) else 1
+        rank = len(self.model.constants[self.stored_weight(dequantizer) or ""].dims)
+        return WEIGHT_AXES.get(node.op_type, rank - 1)
 
     def inputs(self, node: Node) -> dict[int, Node | None]:
         """The data inputs of a node, each with the DQ that makes it; a constant weight without one counts."""

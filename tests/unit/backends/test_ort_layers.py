@@ -17,7 +17,8 @@ from qdqspec.backends._source import Origin
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.layers import KernelEvent, layer_times, without_overhead
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.types import LayerTime
 
 REAL = ("digits_resnet", "squeezenet10", "ultraface_rfb320")

@@ -19,7 +19,8 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.onnxruntime import engine, ops as ort_ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
-from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer

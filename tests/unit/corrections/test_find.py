@@ -14,8 +14,7 @@ from onnx import numpy_helper
 from onnx_text import model_of, outputs_of
 from written_cases import digits_case, normal, written_case
 
-from qdqspec.accuracy.corrections import equalization
-from qdqspec.accuracy.corrections.equalization import chosen_equalizations
+from qdqspec.accuracy.corrections import numbers
 from qdqspec.accuracy.corrections.find import is_gain
 from qdqspec.accuracy.corrections.numbers import widened
 from qdqspec.accuracy.evaluator import Powers
@@ -27,6 +26,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import with_outputs
 from qdqspec.qdq.chains import find_chains
 from qdqspec.qdq.equalize import equalized
+from qdqspec.qdq.factors import choose_factors
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
@@ -178,7 +178,7 @@ def observed(model: Model, tensors: object) -> list[dict[str, np.ndarray]]:
 def test_equalized_channels_have_similar_ranges(per_channel: bool) -> None:
     model = with_factors(image_model(3, ["relu"], "conv"))
     weights = {"c0", "c2"} if per_channel else ()
-    ((_, change),) = chosen_equalizations(
+    ((_, change),) = choose_factors(
         model, find_chains(model), lambda each: observed(model, each), per_channel=weights, saturates=False
     )
 
@@ -197,7 +197,7 @@ def test_extremes_of_few_samples_alone_do_not_change_factors() -> None:
     values = [random.standard_t(3, (1, 64, 6, 6)).astype(np.float32) for _ in range(8)]
     seen = [{"t1": each} for each in values]
     chains, weights = find_chains(model), {"c0", "c2"}
-    assert chosen_equalizations(model, chains, lambda _: seen, per_channel=weights, saturates=False) == []
+    assert choose_factors(model, chains, lambda _: seen, per_channel=weights, saturates=False) == []
 
 
 WIDTH = 16
@@ -232,7 +232,7 @@ def test_channels_with_outliers_are_equalized(session: Session, tmp_path: Path) 
 def test_corrected_models_with_other_outputs_are_refused(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = equalization.equalized
+    original = numbers.equalized
 
     def wrong(model: Model, changes: object) -> Model:
         made = original(model, changes)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_corrected_models_with_other_outputs_are_refused(
                 tensor.CopyFrom(numpy_helper.from_array(np.full(WIDTH, 1e-5, np.float32), "beta"))
         return Model(made.proto, path=model.path)
 
-    monkeypatch.setattr(equalization, "equalized", wrong)
+    monkeypatch.setattr(numbers, "equalized", wrong)
     work = with_outliers(session, tmp_path)
     (gain,) = work.corrections.gains
     assert (gain.taken, gain.after_db) == (False, gain.before_db)

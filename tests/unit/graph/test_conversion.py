@@ -15,7 +15,7 @@ from random_models import onnx_models, random_inputs
 
 from qdqspec.errors import ModelError
 from qdqspec.graph import ops
-from qdqspec.graph.conversion import computes_in_float16, in_float32, raise_opset, with_types
+from qdqspec.graph.conversion import in_float32, raise_opset, with_types
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import opset_of
 from qdqspec.graph.unify import unified
@@ -109,7 +109,7 @@ def assert_alike(half: Model) -> Model:
     assert list(converted.proto.graph.input) == list(half.proto.graph.input)
     assert list(converted.proto.graph.output) == list(half.proto.graph.output)
     assert converted.converted_from
-    assert not computes_in_float16(converted)
+    assert not converted.float16_nodes
     feeds = {name: value.astype(np.float16) for name, value in random_inputs(half).items()}
     for one, other in zip(outputs_of(half, feeds), outputs_of(converted, feeds), strict=True):
         assert one.dtype == other.dtype
@@ -161,13 +161,13 @@ CASES = {
 )
 def test_operators_with_types_of_their_own_are_converted(body: str, more: str) -> None:
     model = half_model(body, f"{PORTS[:-1]}{more})")
-    assert computes_in_float16(model)
+    assert model.float16_nodes
     assert_alike(model)
 
 
 def test_stored_float16_default_values_of_inputs_and_bfloat16_are_not_converted() -> None:
     body = "v = Cast<to = 1>(w)  m = MatMul(x, v)  y = Relu(m)"
-    assert not computes_in_float16(half_model(body, "(float[2, 4] x) => (float[2, 4] y)"))
+    assert not half_model(body, "(float[2, 4] x) => (float[2, 4] y)").float16_nodes
     model = half_model("y = MatMul(x, w)", "(float16[2, 4] x, float16[4, 4] w) => (float16[2, 4] y)")
     converted = in_float32(model)
     assert {tensor.data_type for tensor in converted.proto.graph.initializer} == {TensorProto.FLOAT16}

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx_text import outputs_of, parsed
 
 from qdqspec._core.arrays import Array
-from qdqspec.graph.definition import as_defined, reference_outputs
+from qdqspec.graph.definition import as_defined, evaluator_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
 
 
 @pytest.mark.parametrize("opset", [10, 13, 17, 19, 21])
 @pytest.mark.parametrize("channels", [False, True])
-def test_outputs_of_pairs_equal_those_of_onnx_runtime(tmp_path: Path, opset: int, channels: bool) -> None:
+def test_outputs_of_pairs_equal_those_of_onnx_runtime(opset: int, channels: bool) -> None:
     many = channels and opset > 10
     axis = "<axis = 1>" if many else ""
     scale = np.array([0.1, 0.02, 0.3], np.float32) if many else np.float32(0.05)
@@ -34,20 +32,18 @@ def test_outputs_of_pairs_equal_those_of_onnx_runtime(tmp_path: Path, opset: int
         one=np.float32(1e-6),
     )
     feeds = {"x": np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)}
-    onnx.save(model.proto, tmp_path / "pairs.onnx")
-    found = reference_outputs(tmp_path / "pairs.onnx", feeds)
-    assert list(found) == ["y", "b"]
-    for value, expected in zip(found.values(), outputs_of(model, feeds), strict=True):
+    for value, expected in zip(
+        evaluator_of(model.proto).run(None, feeds), outputs_of(model, feeds), strict=True
+    ):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-def test_gather_elements_of_a_long_axis(tmp_path: Path) -> None:
+def test_gather_elements_of_a_long_axis() -> None:
     """As BERT does in its table of token types; the evaluator of onnx 1.23 takes at most 64 elements."""
     text = "g (float[2,70] x, int64[1,3] i) => (float[1,3] y) { y = GatherElements<axis = 1>(x, i) }"
     model = parsed(text, 17)
-    onnx.save(model.proto, tmp_path / "gather.onnx")
     feeds = {"x": np.arange(140, dtype=np.float32).reshape(2, 70), "i": np.array([[69, -70, 3]])}
-    assert reference_outputs(tmp_path / "gather.onnx", feeds)["y"].tolist() == [[69, 0, 3]]
+    assert evaluator_of(model.proto).run(None, feeds)[0].tolist() == [[69, 0, 3]]
 
 
 RANDOM = np.random.default_rng(3)

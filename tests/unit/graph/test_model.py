@@ -17,11 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_text import parsed
 from random_models import onnx_models
 
+from qdqspec._core.files import write_text
 from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph import model as graph_model
 from qdqspec.graph.flat import closed, flat_form
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.storage import WeightStore, array_of, save_model, write_text
+from qdqspec.graph.storage import WeightStore, array_of, save_model
 
 
 @pytest.fixture

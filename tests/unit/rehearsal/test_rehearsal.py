@@ -13,7 +13,6 @@ from rehearsing import built_outputs, rehearsal_of, summed_db, summed_noise
 from written_cases import normal
 
 from qdqspec.accuracy.rehearsal import RehearsalRefusedError, find_sensitivities, guiding_outputs, label_noise
-from qdqspec.accuracy.switches import sites_of
 from qdqspec.backends.onnxruntime import ops
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import PlacementError
@@ -22,6 +21,7 @@ from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.switches import sites_of
 from qdqspec.types import Consumer, Placement, Site
 
 TEXT = """chain (float[1,8,6,6] x) => (float[1,8,6,6] y, int64[1,1,6,6] best) {

@@ -23,7 +23,7 @@ from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, everything
-from qdqspec.graph.conversion import computes_in_float16, with_integer_kernels
+from qdqspec.graph.conversion import with_integer_kernels
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import import_placement
@@ -235,7 +235,7 @@ def test_the_tuned_model_keeps_the_float16_inputs_and_outputs(half: Path, quanti
     assert list(tuned.proto.graph.input) == list(given.proto.graph.input)
     assert list(tuned.proto.graph.output) == list(given.proto.graph.output)
     assert tuned.converted_from
-    assert not computes_in_float16(tuned)
+    assert not tuned.float16_nodes
     pairs = [node for node in tuned.nodes if node.op_type == "DequantizeLinear"]
     assert pairs
     assert {tuned.elem_type(node.outputs[0]) for node in pairs} == {TensorProto.FLOAT}
@@ -281,7 +281,7 @@ def test_the_result_compares_all_with_the_float16_model(shared: Session, half: P
     assert load_model(output / "float32.onnx").converted_from
     assert (output / "reference.onnx").read_bytes() == half.read_bytes()
     tuned = load_model(output / "tuned.onnx")
-    assert computes_in_float16(tuned) == evidence.search.unchanged
+    assert bool(tuned.float16_nodes) == evidence.search.unchanged
     assert "float32," in (output / "layers.csv").read_text()
     applied = apply_scheme(load_model(half), output / "scheme.json").proto
     assert bool(Model(applied).converted_from) != evidence.search.unchanged
@@ -294,7 +294,7 @@ def test_float16_models_stay_on_a_backend_with_kernels_for_them(
         placement = study.space.resolve(study.space.everything())
         path = study.export(tmp_path / "tuned.onnx", placement)
         assert not [warning for warning in study.warnings if "float16" in warning]
-    assert computes_in_float16(load_model(path))
+    assert load_model(path).float16_nodes
 
 
 @pytest.mark.parametrize(("plain", "tuned", "warns"), [(0.7, 1, True), (0.7, 0.5, False), (1.1, 1, False)])

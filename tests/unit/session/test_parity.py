@@ -26,7 +26,8 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import QDQ_OPS, load_model
+from qdqspec.graph.model import load_model
+from qdqspec.graph.ops import QDQ_OPS
 from qdqspec.types import Case, Consumer, CulpritEvidence, Inputs, PlacedPair, QuantizeRules, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"

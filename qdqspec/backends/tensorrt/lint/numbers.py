@@ -13,8 +13,6 @@ from onnx import TensorProto
 from qdqspec.backends.tensorrt.lint.rule import BUILDS_IN_RTX, MODEL_OPTIMIZER, refused
 from qdqspec.graph import Node
 from qdqspec.graph.ops import FLOATS
-from qdqspec.graph.trt import FP4_DYNAMIC
-from qdqspec.qdq import WEIGHT_AXES, dynamic_misfit, is_constant, number_format
 from qdqspec.qdq.lint import Hit, QdqNumbers, View, formats_newer_than_opset, type_name
 
 _PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
@@ -79,7 +77,7 @@ def computed_zero_points(view: View) -> Iterator[Hit]:
     """A zero point that is neither a constant nor dequantized from one, with any scale."""
     for node, _ in view.heads:
         zero_point = node.input_at(2)
-        if zero_point in view.computed or not is_constant(view.model, (zero_point,)):
+        if not view.is_given(zero_point):
             yield node, f"reads zero point '{zero_point}', which another node makes"
 
 
@@ -232,11 +230,10 @@ def dynamic_blocks(view: View) -> Iterator[Hit]:
     for node, numbers in view.heads:
         if not numbers.dynamic:
             continue
-        fmt = number_format("nvfp4" if node.op_type == FP4_DYNAMIC else "mxfp8")
         shape = view.model.shape(node.inputs[0])
         if shape is not None and len(shape) in (2, 3) and numbers.axis % len(shape) == len(shape) - 2:
             continue  # along the last but one: not written by qdqspec, and accepted
-        if why := dynamic_misfit(view.model, node.inputs[0], fmt, None):
+        if why := view.dynamic_misfit(node):
             yield node, f"quantizes '{node.inputs[0]}': {why}"
 
 
@@ -293,10 +290,7 @@ def other_axes(view: View) -> Iterator[Hit]:
         dims = view.weight_dims(node)
         if view.numbers(dequantizer).channel_scales and dims:
             axis = view.numbers(dequantizer).axis % len(dims)
-            rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
-            wanted = WEIGHT_AXES.get(node.op_type, rank - 1)
-            if node.op_type == "Gemm":
-                wanted = 0 if node.attributes.get("transB", 0) else 1
+            wanted = view.channel_axis(node, dequantizer)
             if axis != wanted:
                 yield dequantizer, f"is quantized on axis {axis}, {node.op_type} wants {wanted}"
 

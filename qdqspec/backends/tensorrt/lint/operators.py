@@ -29,12 +29,10 @@ from qdqspec.backends.tensorrt.lint.rule import (
     slow,
 )
 from qdqspec.backends.tensorrt.ops import CARRIERS
-from qdqspec.graph import QDQ_OPS, Node
-from qdqspec.graph.ops import data_inputs, is_default
+from qdqspec.graph import Node
+from qdqspec.graph.ops import QDQ_OPS, data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
-from qdqspec.qdq import edges_before
 from qdqspec.qdq.lint import Find, Hit, View, type_name
-from qdqspec.types import Consumer
 
 # "N" in the tables of all three versions, or in none of them. Integer operators are reported by TRT011.
 NEVER = frozenset(
@@ -241,9 +239,7 @@ def eight_bits_by_four(view: View) -> Iterator[Hit]:
 
 def _eight_bits(view: View, node: Node, index: int) -> dict[str, str]:
     """The format of each DQ of 8 bits whose values an input of a node holds, by its name."""
-    edge = node.inputs[index], Consumer(node.name, index)
-    made = (view.dequantizer(tensor) for tensor, _ in edges_before(view.model, edge, _CARRIERS))
-    known = ((dq.name, view.numbers(dq)) for dq in made if dq is not None)
+    known = ((dq.name, view.numbers(dq)) for dq in view.dequantizers_before(node, index, _CARRIERS))
     formats = ((name, _EIGHT_BITS.get(n.elem_type or 0)) for name, n in known if not n.block)
     return {name: fmt for name, fmt in formats if fmt is not None}
 

@@ -18,11 +18,11 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from random_models import bytes_of, floating
 
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
-from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.protos import CONTRIBUTED
 from qdqspec.qdq.diff import diff_models
+from qdqspec.qdq.dynamic_pairs import with_pairs
 from qdqspec.qdq.formats import RUN_TIME
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq

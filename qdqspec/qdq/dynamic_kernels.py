@@ -13,7 +13,7 @@ behind stored integers is the weight, and the operator itself is unchanged: MatM
 A float sum of two tensors that a LayerNormalization reads becomes ``Sum``, which computes the same: an ``Add`` is fused
 with the normalization into SkipLayerNormalization, which takes 2 to 30 times the time of both (docs/decisions/0019).
 
-`with_kernels` replaces the first form by the second, `qdqspec.graph.dynamic_pairs` the second by the first. The node
+`with_kernels` replaces the first form by the second, `qdqspec.qdq.dynamic_pairs` the second by the first. The node
 that was replaced is metadata of the new one, so that names and attributes return exactly.
 """
 
@@ -28,14 +28,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.flat import free_name, names_in
 from qdqspec.graph.ops import is_default, is_fused_attention
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
     constants_of,
     copied,
+    free_name,
     metadata,
+    names_in,
     padded_inputs,
     refill,
     trimmed_inputs,

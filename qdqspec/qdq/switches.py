@@ -13,12 +13,10 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec._core.arrays import Array, Feed, Floats
-from qdqspec.backends import Engines
+from qdqspec._core.arrays import Feed, Floats
 from qdqspec.errors import PlacementError
-from qdqspec.graph import Model, WeightStore, closed, flat_form, raise_opset, scopes_of
+from qdqspec.graph import Model, WeightStore
 from qdqspec.graph.protos import (
-    IR_WITH_FREE_INITIALIZERS,
     copied,
     copy_model,
     map_tensors,
@@ -27,11 +25,14 @@ from qdqspec.graph.protos import (
     refill,
     size_of,
 )
-from qdqspec.qdq import BIAS_INPUT, Edge, Pair, PairMaker, RaisedInputs, SchemeSpace, number_format
+from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.insert import OpenModel
+from qdqspec.qdq.pairs import BIAS_INPUT, PairMaker, QuantSource
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.qdq.units import Edge
 from qdqspec.types import Consumer, Label, Placement, Site
 
 SwitchStates: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
-Values: TypeAlias = dict[Edge, Array]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
@@ -41,12 +42,14 @@ _SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until 
 
 
 class Switches:
-    """Switches by number, for the ``sites`` of all placements to be rehearsed: one for each consumer of a site."""
+    """Switches by number, for the ``sites`` of all placements to be rehearsed: one for each consumer of a site.
+
+    Pairs of operators of domain ``trt``, which the reference runtime lacks, have none.
+    """
 
     def __init__(self, sites: Iterable[Site]) -> None:
-        every = dict.fromkeys(
-            single for site in sorted(sites, key=lambda site: site.row) for single in _singles(site)
-        )
+        able = sorted((site for site in sites if not _is_foreign(site)), key=lambda site: site.row)
+        every = dict.fromkeys(single for site in able for single in _singles(site))
         self._sites = tuple(every)
         self._number = {site: number for number, site in enumerate(self._sites)}
 
@@ -81,6 +84,19 @@ class Switches:
                 )
         return [self._number[single] for single in singles]
 
+    def floating(self, sites: Iterable[Site]) -> frozenset[Site]:
+        """The sites of the switches that these cover."""
+        able = (site for site in sites if not _is_foreign(site))
+        return frozenset(self._sites[number] for site in able for number in self.numbers(site))
+
+    def by_label(self, space: SchemeSpace) -> dict[tuple[str, Label], tuple[int, ...]]:
+        """The numbers of the switches of each (unit, label) that can be rehearsed, everything else in float."""
+        return {
+            choice: tuple(dict.fromkeys(number for site in sites for number in self.numbers(site)))
+            for choice, sites in _labelled_sites(space).items()
+            if not any(map(_is_foreign, sites))
+        }
+
     def setting(self, placement: Placement) -> SwitchStates:
         """The switches of a placement on, all others off. Raises `PlacementError` if one does not exist."""
         found = np.zeros(len(self), np.bool_)
@@ -94,7 +110,7 @@ def _singles(site: Site) -> list[Site]:
     return [site if len(site.consumers) == 1 else replace(site, consumers=(end,)) for end in site.consumers]
 
 
-def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
+def _labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
     """The sites of each (unit, label) alone, everything else in floating point."""
     return {
         (unit.id, label): space.resolve({unit.id: label}).ordered
@@ -106,11 +122,10 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
     """The sites of every (unit, label) of a space."""
-    return tuple(dict.fromkeys(site for sites in labelled_sites(space).values() for site in sites))
+    return tuple(dict.fromkeys(site for sites in _labelled_sites(space).values() for site in sites))
 
 
-def is_foreign(site: Site) -> bool:
-    """Whether a pair consists of operators of domain ``trt``, which the reference runtime lacks."""
+def _is_foreign(site: Site) -> bool:
     fmt = number_format(site.format)
     return fmt.dynamic and not fmt.at_run_time
 
@@ -129,20 +144,13 @@ class SwitchedModel:
         """Its inputs without the switches."""
         return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
 
-    def run_each(self, engines: Engines, runs: Iterable[tuple[SwitchStates, Feed]]) -> Iterator[Values]:
-        """The values of each run by edge, in order, several computed at the same time.
+    def feed(self, setting: SwitchStates, inputs: Feed) -> Feed:
+        """The feed of a run: these inputs, of which those with a default value may be absent, and the switches.
 
-        The states cover all switches, also those that the model lacks. Inputs with a default value may be absent from
-        a feed. Outputs that are not arrays are omitted.
+        The states cover all switches, also those that the model lacks.
         """
-        inputs = self.inputs
-
-        def given(setting: SwitchStates, feed: Feed) -> Feed:
-            found = {name: feed[name] for name in inputs if name in feed}
-            return {**found, self.input: setting[list(self.numbers)]} if self.input else found
-
-        for found in engines.run_each(given(setting, feed) for setting, feed in runs):
-            yield {edge: found[name] for edge, name in self.names.items() if name in found}
+        found = {name: inputs[name] for name in self.inputs if name in inputs}
+        return {**found, self.input: setting[list(self.numbers)]} if self.input else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,30 +166,32 @@ class SwitchGraph:
     """Builds models with switches from one model: the whole, and parts of it for single switches.
 
     ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
-    Weights are references to ``store``: models must be saved in its folder. Biases of the ops ``rounds_biases`` are
-    rounded where the weight is quantized (`qdqspec.qdq.capabilities.Capabilities`). Raises `PlacementError` if a pair
-    does not fit, `ModelError` if the opset cannot be raised.
+    Weights are references to ``store``: models must be saved in its folder. Those of the switches ``floating`` are
+    quantized when the model runs, and not stored as integers. Biases of the ops ``rounds_biases`` are rounded where the
+    weight is quantized (`qdqspec.qdq.capabilities.Capabilities`). Raises `PlacementError` if a pair does not fit,
+    `ModelError` if the opset cannot be raised.
     """
 
     def __init__(
         self,
         model: Model,
         switches: Switches,
-        maker: PairMaker,
+        numbers: QuantSource,
         store: WeightStore,
+        *,
+        floating: frozenset[Site] = frozenset(),
         rounds_biases: Collection[str] = (),
     ) -> None:
         self._model = model
         self._rounds_biases = rounds_biases
         self._switches = switches
         self._edges = switches.by_edge()
-        self._pairs: list[Pair] = [maker.make(site, source=_SOURCE) for site in switches]
-        light = map_tensors(model.proto, store.externalize)
-        opset = max([model.opset, *(pair.opset for pair in self._pairs)])
-        raised = opset > model.opset or light.ir_version < IR_WITH_FREE_INITIALIZERS
-        self._base = flat_form(raise_opset(light, opset) if raised else light)
-        self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
-        self._raised = RaisedInputs(model, self.nodes, is_raised=raised)
+        maker = PairMaker(model, numbers, floating=floating, store=store)
+        self._pairs = [maker.make(site, source=_SOURCE) for site in switches]
+        light = Model(map_tensors(model.proto, store.externalize))
+        opened = OpenModel(model, light, max([model.opset, *(pair.opset for pair in self._pairs)]))
+        self._base, self.nodes = opened.flat, opened.nodes
+        self._scopes, self._raised = opened.scopes, opened.inputs
         # the inputs of each consumer after the opset was raised; of a graph output, a place after all nodes
         self._inputs: dict[Edge, list[_Input]] = {
             (tensor, end): [(len(self.nodes), 0)]
@@ -233,8 +243,7 @@ class SwitchGraph:
             if _computes(self.nodes[made]):
                 size = prod(dim or 1 for dim in self._model.shape(name) or ())
                 sizes[made + 1 : last.get(name, -1) + 1] += size if self._model.elem_type(name) else np.inf
-        if self._model.has_bodies:
-            sizes[:-1][[bool(scope) for scope in scopes_of(self.nodes)]] = np.inf
+        sizes[:-1][[bool(scope) for scope in self._scopes]] = np.inf
         return sizes
 
     def _assembled(
@@ -263,8 +272,7 @@ class SwitchGraph:
             proto.graph.input.append(info)
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
-        if self._model.has_bodies:
-            proto = closed(proto)
+        proto = self._model.close_bodies(proto)
         switch_input = _SWITCHES if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 

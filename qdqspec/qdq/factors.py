@@ -11,64 +11,74 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph import Model
-from qdqspec.qdq import (
-    Absorber,
-    Chain,
-    Equalization,
-    ScaledConstant,
-    ScaledValues,
-    branches_of,
-    equalized,
-    find_chains,
-)
-
-if TYPE_CHECKING:
-    from qdqspec.accuracy.corrections.find import Problem
+from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
+from qdqspec.qdq.equalize import ScaledValues, branches_of, equalized
+from qdqspec.types import Site
 
 _STEPS = 255  # of an activation
 _TINY = 1e-30
 
 
-def equalize(problem: Problem, exact_samples: int = 2) -> Problem:
-    """The problem with channels scaled by powers of two, if that gains and keeps all outputs on ``exact_samples``."""
-    task, model = problem.task, problem.model
-    quantized = {site.tensor for site in task.sites if not site.weight}
-    products = branches_of(model)  # have their factors
+def choose_equalizations(
+    model: Model,
+    sites: Collection[Site],
+    observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],
+    *,
+    fixed: Collection[str] = (),
+    saturates: bool,
+) -> list[tuple[Chain, Equalization]]:
+    """The chains before quantized tensors that some factors improve, with these: see `choose_factors`.
+
+    ``sites`` are the pairs of the placements that the factors are for. Tensors and constants in ``fixed`` are not
+    scaled, nor are channels whose factors are in inserted products.
+    """
+    quantized = {site.tensor for site in sites if not site.weight}
+    products = branches_of(model)
     chains = [
         chain
-        for chain in find_chains(model, task.fixed)
+        for chain in find_chains(model, fixed)
         if chain.maker.name not in products
         and any(absorber.source in quantized for absorber in chain.absorbers)
     ]
-    chosen = chosen_equalizations(
-        model,
+    per_channel = {site.tensor for site in sites if site.weight and site.axis is not None}
+    return choose_factors(model, chains, observed, per_channel=per_channel, saturates=saturates)
+
+
+def choose_branches(
+    model: Model,
+    possible: Collection[Equalization],
+    observed: Callable[[Model, Sequence[str]], Iterable[Mapping[str, Array]]],
+    *,
+    saturates: bool,
+    least_gain: float,
+) -> tuple[Equalization, ...]:
+    """Those of the ``possible`` branches that some factors improve by ``least_gain``, with these.
+
+    ``observed`` gives the values of tensors of a model, which is the one with all products.
+    """
+    by_product = {change.branch.product: change for change in possible if change.branch is not None}
+    extended = equalized(model, possible)
+    chains = [chain for chain in find_chains(extended) if chain.maker.name in by_product]
+    chosen = choose_factors(
+        extended,
         chains,
-        lambda sources: task.observe(model, sources, task.part("fit")),
-        per_channel={site.tensor for site in task.sites if site.weight and site.axis is not None},
-        saturates=task.saturates,
+        lambda sources: observed(extended, sources),
+        per_channel={absorber.weight.tensor for chain in chains for absorber in chain.absorbers},
+        saturates=saturates,
+        least_gain=least_gain,
     )
-    if not chosen:
-        return problem
-    changes = tuple(change for _, change in chosen)
-    other = equalized(model, changes)
-    numbers = task.recalibrated(other, {tensor for chain, _ in chosen for tensor in chain.tensors})
-    runs = (task.observe(one, one.outputs, task.part("fit", exact_samples)) for one in (model, other))
-    is_exact = all(
-        mine[name].tobytes() == its[name].tobytes() for mine, its in zip(*runs, strict=True) for name in mine
+    return tuple(
+        replace(by_product[chain.maker.name], exponents=change.exponents) for chain, change in chosen
     )
-    errors = task.errors(other, numbers) if is_exact else problem.errors
-    scaled = replace(problem, model=other, numbers=numbers, errors=errors, equalized=changes)
-    return problem.choose("equalization", scaled, len(changes))
 
 
-def chosen_equalizations(
+def choose_factors(
     model: Model,
     chains: Sequence[Chain],
     observed: Callable[[Sequence[str]], Iterable[Mapping[str, Array]]],

@@ -18,20 +18,21 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.graph.dynamic_kernels import ATTENTION, CARRIED, IMPORTS, LSTM, LSTM_INPUTS, QUANTIZE, REPLACED
-from qdqspec.graph.flat import free_name, names_in
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph import Model, Node
 from qdqspec.graph.ops import is_default
 from qdqspec.graph.protos import (
     CONTRIBUTED,
     attribute_of,
     copied,
+    free_name,
     metadata,
+    names_in,
     padded_inputs,
     refill,
     trimmed_inputs,
     without_unread,
 )
+from qdqspec.qdq.dynamic_kernels import ATTENTION, CARRIED, IMPORTS, LSTM, LSTM_INPUTS, QUANTIZE, REPLACED
 
 _READ = frozenset({"ConvInteger", "MatMulInteger", ATTENTION, LSTM, "Gather", "Sum"})
 _TRANSPOSED = [0, 2, 1]
