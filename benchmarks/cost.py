@@ -27,11 +27,11 @@ from tabulate import tabulate
 
 from qdqspec import Session
 from qdqspec.accuracy.evaluator import Evaluator
+from qdqspec.accuracy.predict import RehearsalOracle
 from qdqspec.accuracy.rehearsal import Rehearsal
 from qdqspec.app.evidence.parity import SideBySide
 from qdqspec.app.preparation import prepare
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.session.oracle import RehearsalOracle
 from qdqspec.backends import open_engines
 from qdqspec.backends.open_engines import Engines
 from qdqspec.timing.bench import Bench

@@ -20,10 +20,10 @@ import numpy as np
 from gate import FEEDS, NOISE, ROLES, ScaledDevice, write_models
 from tabulate import tabulate
 
-from qdqspec.app.session.confirm import is_settled
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.search.base import Proposal
+from qdqspec.search.confirmation import is_settled
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import Load

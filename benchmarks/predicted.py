@@ -20,7 +20,7 @@ from real_data import find_models
 from tabulate import tabulate
 
 import qdqspec
-from qdqspec.app.session.oracle import RehearsalOracle
+from qdqspec.accuracy.predict import RehearsalOracle
 from qdqspec.types import Trial
 
 HEADS = ("model", "candidates", "measured dB", "median difference", "95 %", "within 1 dB")

@@ -20,7 +20,6 @@ from qdqspec._core.config import Settings
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import Resources
 from qdqspec.app.preparation.stored import open_journal
-from qdqspec.app.session.pipeline import finish
 from qdqspec.app.session.tuning import Tuned, Tuning
 from qdqspec.backends.base import BuildOptions, Capabilities
 from qdqspec.backends.fake.cost import cost_of
@@ -197,8 +196,7 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
         open_journal(Path(folder), {}, []) as journal,
         Tuning(own_device, journal) as tuning,
     ):
-        tuning.search.run()
-        tuned = finish(tuning)
+        tuned = tuning.run()
     own = time.process_time() - started - device.cpu_seconds
     truth = Truth(ready, words)
     return Outcome(

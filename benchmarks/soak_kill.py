@@ -21,8 +21,8 @@ from pathlib import Path
 
 from soak_project import Project, left_behind, unreadable, wait_for_children
 
+from qdqspec._core.locks import RunLock
 from qdqspec.errors import QdqspecError
-from qdqspec.timing.lock import RunLock
 
 # Counts changes of the file system in the process of the run, and kills it at the requested one.
 PROGRAM = """

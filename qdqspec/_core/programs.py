@@ -29,7 +29,7 @@ def own_cores() -> int:
 
 
 class Interpreter(Protocol):
-    """An interpreter of another environment: `qdqspec.timing.environment.Environment`."""
+    """An interpreter of another environment: `qdqspec.backends.isolation.environment.Environment`."""
 
     @property
     def python(self) -> Path:

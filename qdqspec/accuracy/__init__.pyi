@@ -31,11 +31,15 @@ from .input_search import (
     search_input as search_input,  # search for the smallest input that breaks limits
 )
 from .metrics import (
-    Score as Score,  # a metric's value over samples, and its result per sample if the metric has one
     Scores as Scores,  # scores engines by the metrics of a case
     accuracy_evidence as accuracy_evidence,  # two scores compared
     fitting_metric as fitting_metric,  # the built-in metric for such labels and an output of this shape
     joined_metrics as joined_metrics,  # metrics of several sources; later ones win
+)
+from .predict import (
+    RehearsalOracle as RehearsalOracle,  # predicts the SQNR that a search will measure, and its task metric
+    RehearsedMetric as RehearsedMetric,  # predicts the task metric
+    Rehearser as Rehearser,  # the rehearsal of a space, built on first use
 )
 from .probes import (
     SavedProbe as SavedProbe,  # an input and the limits that it broke, in a file
@@ -46,8 +50,6 @@ from .rehearsal import (
     Rehearsal as Rehearsal,  # the effect of any placement on the outputs of the model, without a build
     RehearsalRefusedError as RehearsalRefusedError,  # a model cannot be rehearsed
     Runtime as Runtime,  # the reference runtime
-    find_sensitivities as find_sensitivities,  # the noise of every switch alone
-    label_noise as label_noise,  # the noise of each (unit, label) by that of switches
 )
 from .shapes import (
     InputSpec as InputSpec,  # the numpy dtype and the full shape, batch included, of one input of a case

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from qdqspec.accuracy import SampleOutputs, compare_outputs
 from qdqspec.app.evidence.explained import layer_changes, median_layers
 from qdqspec.app.evidence.timing import TimedFile, time_across
-from qdqspec.backends import Array, Isolated
+from qdqspec.backends import Array, Environment, Isolated
 from qdqspec.errors import BackendError
-from qdqspec.timing import Environment, joined_samples
 from qdqspec.types import LayerChange, Upgrade, UpgradeState
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def check_upgrade(
         over_tuned, over_float = timed.ratios(TUNED_HERE, clock), timed.ratios(FLOAT_HERE, clock)
         # The float model may have failed there.
         over_there = timed.ratios(FLOAT_THERE, clock) if FLOAT_THERE in timed.samples else {}
-        here_ms = joined_samples(timed.samples[TUNED_HERE]).median_ms(clock)
+        here_ms = timed.joined(TUNED_HERE).median_ms(clock)
         found = replace(
             found,
             clock=clock,

@@ -14,6 +14,9 @@ from .declaring import (
     Declaration as Declaration,  # names and hooks of one backend
     attributes_of as attributes_of,  # the ``__getattr__`` of a package whose attributes load when read
 )
+from .isolation.environment import (
+    Environment as Environment,  # the environment of an interpreter, such as ``next/bin/python``
+)
 from .isolation.isolated import (
     Isolated as Isolated,  # a backend with every engine in its own child process
 )

@@ -2,7 +2,11 @@ from .base import (
     Proposal as Proposal,  # a placement to build
     SearchSetup as SearchSetup,  # all information that a strategy has before its first proposal
     Strategy as Strategy,  # ask, build, tell, until done
-    profiled as profiled,  # a proposal whose layers are timed too
+)
+from .confirmation import (
+    Confirmed as Confirmed,  # the choice among the finalists of a search, and the measurement behind it
+    confirm as confirm,  # rebuild the finalists, time them together, and select one within the limits
+    most_builds as most_builds,  # the largest number of builds of a confirmation
 )
 from .coverage import (
     CoverageSearch as CoverageSearch,  # one search
@@ -19,25 +23,11 @@ from .journal import (
 )
 from .limits import (
     Limits as Limits,  # the limits of a case, and what is known of placements
-    MetricLimit as MetricLimit,  # the smallest value of a metric
 )
 from .loop import (
     Built as Built,  # a built candidate, or the trial of a failed build
     Contest as Contest,  # decides which candidate is the best so far, the incumbent
     Search as Search,  # a search in progress
-    Watch as Watch,  # called with the progress of a search
-    candidates_of as candidates_of,  # the number of builds that count in a budget
-)
-from .select import (
-    Selection as Selection,  # the selected placement, the role under which it was confirmed, and the reason
-    choose as choose,  # the simplest placement inside the best interval, if its gain is proved
-    finalists as finalists,  # the roles to confirm
-    front_of as front_of,  # trials that no other beats in both latency and accuracy
-    is_candidate as is_candidate,  # whether a trial timed a whole quantized model
-    missed_text as missed_text,  # by how much a placement missed a limit
-    raw_winner as raw_winner,  # the combination of all wins in parts of the model
-    reaches as reaches,  # whether a trial is accurate enough
-    shortfall_text as shortfall_text,  # by how much faster candidates missed each limit
 )
 from .strategies.region import (
     best_by_pattern as best_by_pattern,  # the best candidate for each pattern

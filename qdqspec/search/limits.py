@@ -8,12 +8,16 @@ selected. Scored candidates show the SQNR that the metric needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
-from qdqspec.accuracy import Evaluator, Offset, Runs
-from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
+from qdqspec._core.arrays import Feed
+from qdqspec._core.units import count_text, metric_text, ratio_text
+from qdqspec.accuracy import Dataset, Evaluator, Offset, Runs, Scores
+from qdqspec.errors import BackendError, DataError
+from qdqspec.types import NO_PAIRS, AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial, TuneRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,27 @@ class MetricLimit:
     reference: float = 1.0
     samples: int = 0
     score: Callable[[Runs], float] | None = None
+
+    @classmethod
+    def of(cls, rules: AccuracyRules, scores: Scores, note: Callable[[str], None]) -> MetricLimit:
+        """The limit of a case; scores the reference, and notes if that is below the limit itself."""
+        name, reference = rules.metric, scores.of_reference(rules.metric, rules.output).value
+
+        def score(engine: Runs) -> float:
+            """The metric of a candidate; an error of the metric is a failure of the candidate."""
+            try:
+                value = scores.of_engine(engine, name, rules.output).value
+            except DataError as error:
+                raise BackendError(error.what, where=error.where) from error
+            if not math.isfinite(value):
+                raise BackendError(f"metric '{name}' gave {value} for this candidate")
+            return value
+
+        if rules.min is not None and reference < rules.min:
+            own, limit = metric_text(name, reference), metric_text(name, rules.min)
+            note(f"tune.accuracy: the reference itself has {name} {own}, below the limit {limit}")
+        least = rules.least(reference)
+        return cls(least=least, rules=rules, reference=reference, samples=scores.samples, score=score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +88,16 @@ class Scored(NamedTuple):
         return max((db for db in self.lost if db < noisiest_kept), default=-math.inf)
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The limit that decides on a placement, the value that it judges, both in words, and the gap between them."""
+
+    limit: str
+    found: str
+    value: float
+    gap: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Limits:
     """The limits of a case, and what is known of placements by trials, measurements and rehearsals.
@@ -90,6 +125,37 @@ class Limits:
     def __post_init__(self) -> None:
         if self.metric is not None:
             self.known.setdefault(NO_PAIRS.digest, Figures(score=self.metric.reference))
+
+    @classmethod
+    def of(
+        cls,
+        rules: TuneRules,
+        scores: Scores,
+        open_data: Callable[[], tuple[Dataset | list[Feed], str]],
+        reference: Callable[[], Runs],
+        note: Callable[[str], None],
+        *,
+        all_data_share: float = 0.05,
+    ) -> Limits:
+        """The limits of a search by the rules of its case; builds and runs the ``reference`` if there are any.
+
+        ``open_data`` gives the data to compare outputs on. ``all_data_share`` of the time may go to one candidate on
+        all data: a smaller share means that fewer samples decide.
+        """
+        measures_db = rules.objective == "pareto" or rules.limits.min_sqnr_db is not None
+        if not measures_db and rules.accuracy is None:
+            return cls(asked=rules.limits)
+        metric = None if rules.accuracy is None else MetricLimit.of(rules.accuracy, scores, note)
+        feeds, _ = open_data()
+        seconds = math.inf if rules.minutes is None else all_data_share * 60 * rules.minutes
+        evaluator = Evaluator(feeds, reference, len(feeds), seconds=seconds)
+        return cls(
+            asked=rules.limits,
+            metric=metric,
+            first_samples=evaluator.first,
+            all_data=evaluator if evaluator.samples > evaluator.few else None,
+            confirms_sqnr=measures_db,
+        )
 
     @property
     def are_measured(self) -> bool:
@@ -264,3 +330,46 @@ class Limits:
             scored=len(others),
             samples=self.metric.samples,
         )
+
+    # ---- in words --------------------------------------------------------------------------------
+
+    def missed_text(self, placement: Placement) -> str:
+        """By how much a placement missed a limit: ``1.9 dB below the SQNR limit of 20 dB (the default)``."""
+        judged = self._judged(placement)
+        return f"{judged.gap} below {judged.limit}" if judged.gap else f"not known to be above {judged.limit}"
+
+    def shortfall_text(self, trials: Sequence[Trial]) -> str:
+        """The gaps by which candidates faster than the reference missed each limit; empty if none did."""
+        by_limit: dict[str, dict[str, tuple[_Judged, float]]] = {}
+        for trial in trials:
+            placement, ratio = trial.placement, trial.ratio or 1.0
+            if trial.ok and not trial.subgraph and ratio < 1 and not self.admits(placement):
+                judged = self._judged(placement)
+                by_limit.setdefault(judged.limit, {})[placement.digest] = judged, ratio
+        texts = []
+        for limit in sorted(by_limit, reverse=True):
+            lost = list(by_limit[limit].values())
+            best, ratio = max(lost, key=lambda each: each[0].value)
+            verb, least, which = ("misses", "", "it")
+            if len(lost) > 1:
+                verb, least, which = ("miss", "at least ", "the most accurate of them")
+            by = f" by {least}{best.gap}" if best.gap else ""
+            has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
+            texts.append(f"{count_text(len(lost), 'faster candidate')} {verb} {limit}{by}: {which} has {has}")
+        return "; ".join(texts)
+
+    def _judged(self, placement: Placement) -> _Judged:
+        """The limit of the metric decides on a placement that meets that of the SQNR and has a value of the metric."""
+        figures, metric, least = self.figures(placement), self.metric, self.min_sqnr_db
+        text: Callable[[float], str] = "{:.1f} dB".format
+        origin = " (the default)" if self.asked.source == "default" else ""
+        limit = "" if least is None else f"the SQNR limit of {least:g} dB{origin}"
+        value, found = figures.sqnr_db, "an unknown SQNR"
+        if value is not None:
+            found = text(value)
+        if metric is not None and figures.score is not None and self.keeps_sqnr(placement):
+            text, least, value = partial(metric_text, metric.rules.metric), metric.least, figures.score
+            limit = f"the limit of {metric.rules.key} of {text(least)}"
+            found = f"{metric.rules.key} {text(value)}"
+        gap = "" if value is None or least is None else text(least - value)
+        return _Judged(limit, found, -math.inf if value is None else value, gap)

@@ -21,7 +21,7 @@ from qdqspec.errors import BackendError, PlacementError
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.search.journal import Journal
 from qdqspec.search.limits import Limits
-from qdqspec.timing import FLOOR_EPS, Bench, both_of, profiled, warmed
+from qdqspec.timing import Bench
 from qdqspec.types import NO_PAIRS, NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 
 Watch = Callable[[Progress], None]
@@ -67,7 +67,7 @@ class Contest:
     def __init__(
         self, bench: Bench, limits: Limits | None = None, *, part_eps: float = 0.01, clear: float = 4.0
     ) -> None:
-        self.eps = FLOOR_EPS
+        self.eps = bench.floor_eps
         self.best: float | None = None  # the incumbent's time over the reference's
         self.limits = limits or Limits()
         self._bench, self._part_eps, self._clear = bench, part_eps, clear
@@ -134,11 +134,11 @@ class Contest:
             return replace(trial, race=same, accuracy=before.accuracy)
         notes = tuple[str, ...]()
         with bench.exclusive():
-            samples = warmed(_open(built), bench.clock)
+            samples = bench.warm(_open(built))
             trial = replace(trial, samples=samples)
             if built.profile:
                 try:
-                    trial = replace(trial, layers=profiled(_open(built), samples.median_ms(bench.clock)))
+                    trial = replace(trial, layers=bench.layers(_open(built), samples))
                 except BackendError as error:
                     self._rebuild(built)
                     notes = (f"layers were not timed: {bench.reason(error)}",)
@@ -167,21 +167,21 @@ class Contest:
         were no faster won, with it one in twenty (simulated, 1.2 % between builds; docs/decisions/0007).
         """
         bench = self._bench
-        outcome, ours, theirs = bench.race(_open(built), self._incumbent, self.eps)
+        raced = bench.race(_open(built), self._incumbent, self.eps)
+        outcome = raced.outcome
         if outcome.verdict == "faster" and outcome.ratio > (1 - self.eps) ** self._clear:
             bench.drop()
             self._rebuild(built)
-            enough = float(np.clip(1 - (1 - self.eps) ** 2 / outcome.ratio, FLOOR_EPS, self.eps))
-            again, more, others = bench.race(_open(built), self._incumbent, enough)
-            ours, theirs = ours + more, theirs + others
-            outcome = both_of(outcome, again, ours, theirs, bench.clock)
+            enough = float(np.clip(1 - (1 - self.eps) ** 2 / outcome.ratio, bench.floor_eps, self.eps))
+            again = bench.race(_open(built), self._incumbent, enough)
+            raced = raced.with_second(again, bench.clock)
         return replace(
             trial,
-            race=outcome,
-            samples=ours,
-            rival=theirs,
-            ratio=outcome.ratio * best,
-            incumbent=outcome.verdict == "faster",
+            race=raced.outcome,
+            samples=raced.ours,
+            rival=raced.theirs,
+            ratio=raced.outcome.ratio * best,
+            incumbent=raced.outcome.verdict == "faster",
         )
 
     def _of_part(self, built: Built) -> Trial:
@@ -189,21 +189,21 @@ class Contest:
         bench, engine, trial = self._bench, _open(built), built.trial
         placement, nodes = trial.placement, trial.subgraph
         with bench.exclusive():
-            screened = warmed(engine, bench.clock)
+            screened = bench.warm(engine)
             if not placement.sites:
                 bench.keep(placement, engine, nodes)
                 trial = replace(trial, samples=screened, ratio=1.0)
             else:
                 outcome, ours, theirs = bench.race(engine, NO_PAIRS, self._part_eps, nodes)
                 trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
-            layers = profiled(engine, screened.median_ms(bench.clock)) if built.profile else ()
+            layers = bench.layers(engine, screened) if built.profile else ()
         return replace(trial, layers=layers)
 
     def _rebuild(self, built: Built) -> None:
         built.close()
         built.engine = None  # it may not build again
         built.engine = self._bench.open(built.trial.placement)
-        warmed(built.engine, self._bench.clock)
+        self._bench.warm(built.engine)
 
 
 def _open(built: Built) -> Engine:
@@ -258,6 +258,11 @@ class Search:
         return tuple(self.trials)
 
     @property
+    def candidates(self) -> int:
+        """The number of builds that count in the budget."""
+        return sum(trial.phase not in NOT_CANDIDATES for trial in self.trials)
+
+    @property
     def ended_by(self) -> str:
         """The limit that ended the search, as text; empty if its strategy was done, or more is allowed."""
         is_done = self.strategy.done() and not self._held
@@ -266,7 +271,7 @@ class Search:
     @property
     def _limit(self) -> str:
         """The limit that is reached, as text; empty if another build is allowed."""
-        if candidates_of(self.trials) >= self._most_trials:
+        if self.candidates >= self._most_trials:
             return f"its limit of {count_text(self._most_trials, 'build')}"
         return self.deadline.reached
 
@@ -341,7 +346,7 @@ class Search:
         """Report the progress at the beginning of a step, or after a new trial."""
         if self._watch is None:
             return
-        trials, done = self.trials, candidates_of(self.trials)
+        trials, done = self.trials, self.candidates
         limits = [self.deadline.left]
         if done >= ESTIMATING:
             limits.append(self.deadline.spent / len(trials) * (self._most_trials - done))
@@ -406,8 +411,3 @@ class Search:
 def _key(asked: Proposal | Trial) -> _Key:
     """The identity of a build: the placement of its pairs, and the nodes that are built."""
     return asked.placement.digest, asked.subgraph
-
-
-def candidates_of(trials: Sequence[Trial]) -> int:
-    """The number of builds that count in a budget."""
-    return sum(trial.phase not in NOT_CANDIDATES for trial in trials)

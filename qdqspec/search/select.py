@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text, share_text
-from qdqspec.search.limits import Limits
-from qdqspec.types import GIVEN, NOT_CANDIDATES, Interval, Placement, RatioTest, Trial
+from qdqspec._core.units import interval_text, ratio_text, share_text
+from qdqspec.types import GIVEN, Interval, Placement, RatioTest, Trial
 
 _OWN = "the given model's own placement"
 _NAMES = {
@@ -52,7 +50,7 @@ def finalists(
     as given are confirmed for comparison.
     """
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
-    faster = [t for t in trials if is_candidate(t) and t.ratio is not None and t.ratio < 1 and fits(t)]
+    faster = [t for t in trials if t.is_candidate and t.ratio is not None and t.ratio < 1 and fits(t)]
     ranked = sorted(faster, key=lambda t: t.ratio or 0.0)
     roles = {"reference": trials[0].placement}
     last = (t.placement for t in champions[: -most - 1 : -1])
@@ -73,20 +71,6 @@ def finalists(
 def raw_winner(trials: Sequence[Trial]) -> Placement | None:
     """The combination of all wins in parts of the model, for strategies that build it (phase ``raw``)."""
     return next((t.placement for t in reversed(trials) if t.ok and t.phase == "raw"), None)
-
-
-def reaches(trial: Trial, min_sqnr_db: float | None, min_accuracy: float | None = None) -> bool:
-    """Whether a trial is accurate enough. A task metric is known of few trials and is checked only for these."""
-    if min_accuracy is not None and trial.accuracy is not None and trial.accuracy < min_accuracy:
-        return not trial.placement.sites
-    return min_sqnr_db is None or (trial.sqnr_db is not None and trial.sqnr_db >= min_sqnr_db)
-
-
-def is_candidate(trial: Trial) -> bool:
-    """Whether a trial timed a quantized candidate, a whole model with its final numbers."""
-    return (
-        trial.ok and bool(trial.placement.sites) and not trial.subgraph and trial.phase not in NOT_CANDIDATES
-    )
 
 
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
@@ -171,60 +155,3 @@ def _unproved_text(name: str, test: RatioTest, min_gain: float) -> str:
 
 def _takes(ratio: Interval) -> str:
     return f"takes {ratio_text(ratio.median)} of the reference's time (95 %: {interval_text(ratio)})"
-
-
-# ---- limits -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """The limit that decides on a placement, the value that it judges, both in words, and the gap between them."""
-
-    limit: str
-    found: str
-    value: float
-    gap: str
-
-
-def _judged(limits: Limits, placement: Placement) -> _Judged:
-    """The limit of the metric decides on a placement that meets that of the SQNR and has a value of the metric."""
-    figures, metric, least = limits.figures(placement), limits.metric, limits.min_sqnr_db
-    text: Callable[[float], str] = "{:.1f} dB".format
-    origin = " (the default)" if limits.asked.source == "default" else ""
-    limit = "" if least is None else f"the SQNR limit of {least:g} dB{origin}"
-    value, found = figures.sqnr_db, "an unknown SQNR"
-    if value is not None:
-        found = text(value)
-    if metric is not None and figures.score is not None and limits.keeps_sqnr(placement):
-        text, least, value = partial(metric_text, metric.rules.metric), metric.least, figures.score
-        limit = f"the limit of {metric.rules.key} of {text(least)}"
-        found = f"{metric.rules.key} {text(value)}"
-    gap = "" if value is None or least is None else text(least - value)
-    return _Judged(limit, found, -math.inf if value is None else value, gap)
-
-
-def missed_text(limits: Limits, placement: Placement) -> str:
-    """By how much a placement missed a limit: ``1.9 dB below the SQNR limit of 20 dB (the default)``."""
-    judged = _judged(limits, placement)
-    return f"{judged.gap} below {judged.limit}" if judged.gap else f"not known to be above {judged.limit}"
-
-
-def shortfall_text(limits: Limits, trials: Sequence[Trial]) -> str:
-    """The gaps by which candidates faster than the reference missed each limit; empty if none did."""
-    by_limit: dict[str, dict[str, tuple[_Judged, float]]] = {}
-    for trial in trials:
-        placement, ratio = trial.placement, trial.ratio or 1.0
-        if trial.ok and not trial.subgraph and ratio < 1 and not limits.admits(placement):
-            judged = _judged(limits, placement)
-            by_limit.setdefault(judged.limit, {})[placement.digest] = judged, ratio
-    texts = []
-    for limit in sorted(by_limit, reverse=True):
-        lost = list(by_limit[limit].values())
-        best, ratio = max(lost, key=lambda each: each[0].value)
-        verb, least, which = ("misses", "", "it")
-        if len(lost) > 1:
-            verb, least, which = ("miss", "at least ", "the most accurate of them")
-        by = f" by {least}{best.gap}" if best.gap else ""
-        has = f"{best.found} in {ratio_text(ratio)} of the reference's time"
-        texts.append(f"{count_text(len(lost), 'faster candidate')} {verb} {limit}{by}: {which} has {has}")
-    return "; ".join(texts)

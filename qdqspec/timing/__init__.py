@@ -2,8 +2,7 @@
 
 - `bench`: builds placements, races them and times them together. `race`: two engines in interleaved pairs, at each of
   the shapes of a case. `together`: several builds of several models in one interleaved run.
-- `stats`: intervals and tests. `lock`: one timed run on a device at a time. `environment`: a runtime of another
-  interpreter.
+- `stats`: intervals and tests.
 """
 
 import lazy_loader

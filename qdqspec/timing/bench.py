@@ -11,15 +11,15 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from qdqspec._core.arrays import Floats
 from qdqspec.accuracy import Runs
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Engine, Engines
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.timing.race import MOST_RUNS, Load, Turn, attach, profiled, race, settle, warmed
-from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, drift, log_ratios, time_deviation
-from qdqspec.timing.together import FreshBuilds, IsSettled, Together, joined_samples, merged
+from qdqspec.timing.race import MOST_RUNS, Load, Raced, Turn, attach, profiled, race, settle, warmed
+from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, log_ratios, time_deviation
+from qdqspec.timing.together import FreshBuilds, IsSettled, Together, merged
 from qdqspec.types import (
     NO_PAIRS,
     Interval,
@@ -27,7 +27,6 @@ from qdqspec.types import (
     LayerTime,
     Placement,
     ProfileLatency,
-    Race,
     RatioTest,
     Samples,
     Trial,
@@ -36,7 +35,6 @@ from qdqspec.types import (
 # Of each model in a final measurement: more of either narrow the interval, and take their time.
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
-FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 
 Nodes: TypeAlias = tuple[str, ...]  # of a part of the model; none for the whole
 Extract: TypeAlias = Callable[[Placement, Nodes], tuple[Path, Load]]
@@ -63,6 +61,7 @@ class Bench(FreshBuilds):
     engines: int = 1
     looks: bool = False
     now: Callable[[], float] = time.monotonic
+    floor_eps: ClassVar[float] = 0.01  # smallest significant difference: one per cent
     series: list[list[Floats]] = field(default_factory=list, init=False)
     beside: Engine | None = field(default=None, init=False)  # the reference, for looks
     look_seconds: float = field(default=0.0, init=False)  # of the last look, or of the first build before it
@@ -108,7 +107,7 @@ class Bench(FreshBuilds):
             return self._kept[2]
         engine = self.open(placement, subgraph)
         self.keep(placement, engine, subgraph)
-        warmed(engine, self.clock)
+        self.warm(engine)
         return engine
 
     def drop(self) -> None:
@@ -127,9 +126,15 @@ class Bench(FreshBuilds):
         with Engines(partial(self.open, placement), most, given=engine) as several:
             yield several
 
-    def race(
-        self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes = ()
-    ) -> tuple[Race, Samples, Samples]:
+    def warm(self, engine: Engine) -> Samples:
+        """Run a fresh engine until it is warm; its last runs."""
+        return warmed(engine, self.clock)
+
+    def layers(self, engine: Engine, taken: Samples) -> tuple[LayerTime, ...]:
+        """The layer times of an engine, of which these runs were taken."""
+        return profiled(engine, taken.median_ms(self.clock))
+
+    def race(self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes = ()) -> Raced:
         """Race an engine against the kept one of the opponent, for a gain of ``eps``.
 
         If one of the two fails, the opponent is built again, once. Raises `BackendError` if it fails again.
@@ -177,8 +182,8 @@ class Bench(FreshBuilds):
             why = self.reason(built.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
         times = [build.on(self.clock) for build in built.samples["noise"]]
-        eps = min(0.5, max(FLOOR_EPS, 2 * build_deviation(times)))
-        return eps, joined_samples(built.samples["noise"])
+        eps = min(0.5, max(self.floor_eps, 2 * build_deviation(times)))
+        return eps, built.joined("noise")
 
     def compare(
         self,
@@ -230,20 +235,20 @@ class Bench(FreshBuilds):
             profiles.append(ProfileLatency(name=load.name, share=load.share, ratios=at_load))
         return LatencyEvidence(
             clock=clock,
-            samples={role: joined_samples(found.samples[each]) for role, each in present.items()},
+            samples={role: found.joined(each) for role, each in present.items()},
             ratios=predicted,
             tested=_tests(ratios),
             speedup=predicted.get("tuned", Interval(median=1, low=1, high=1)).inverse,
             builds=len(found.samples[reference]),
             profiles=tuple(profiles),
-            drift=drift([build.on(clock) for build in found.builds]),
+            drift=found.drift(clock),
             failures={role: broken[each] for role, each in ids.items() if each in broken},
         )
 
     def layers_of(self, placement: Placement) -> tuple[LayerTime, ...]:
         """Layer times of a build of a placement. Raises `BackendError` if it does not run or cannot be profiled."""
         with closing(self.open(placement)) as engine, self.exclusive():
-            return profiled(engine, warmed(engine, self.clock).median_ms(self.clock))
+            return self.layers(engine, self.warm(engine))
 
     def look(self, *, apart: float = 20.0, least_seconds: float = 5.0, rounds: int = 6) -> None:
         """Time the reference beside the kept incumbent, if the last look is long enough ago and memory allows it.

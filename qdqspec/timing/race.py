@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -26,6 +26,28 @@ from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
 # Of one part of a turn, and before a fresh engine is timed: integer kernels are warm after five or six.
 MOST_RUNS = 5
+
+
+class Raced(NamedTuple):
+    """The outcome of a race, with the samples of the challenger and of its opponent, pair by pair."""
+
+    outcome: Race
+    ours: Samples
+    theirs: Samples
+
+    def with_second(self, second: Raced, clock: Clock) -> Raced:
+        """This race and one between other builds of the two placements as one; won if both were."""
+        outcomes = self.outcome, second.outcome
+        ours, theirs = self.ours + second.ours, self.theirs + second.theirs
+        outcome = Race(
+            opponent=self.outcome.opponent,
+            ratio=math.sqrt(outcomes[0].ratio * outcomes[1].ratio),
+            p_value=max(each.p_value for each in outcomes),
+            pairs=sum(each.pairs for each in outcomes),
+            verdict="faster" if all(each.verdict == "faster" for each in outcomes) else "no difference",
+            interval=_interval(log_ratios(ours.on(clock), theirs.on(clock))),
+        )
+        return Raced(outcome, ours, theirs)
 
 
 def race(
@@ -39,10 +61,10 @@ def race(
     looks: Sequence[int] = (6, 12, 24, 48),
     futile: float = 0.85,
     alpha: float = 0.02,
-) -> tuple[Race, Samples, Samples]:
+) -> Raced:
     """Test whether a warm challenger takes less than ``1 - eps`` times the incumbent's time.
 
-    Returns the outcome, with ``opponent`` as the digest of the incumbent, and the samples of both.
+    ``opponent`` is the digest of the incumbent.
 
     - ``looks`` are the numbers of pairs after which the challenger may win: more end races earlier, with more false
       wins.
@@ -74,19 +96,7 @@ def race(
                 verdict=verdict,
                 interval=_interval(differences),
             )
-            return outcome, samples[0], samples[1]
-
-
-def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
-    """Combine two races between different builds of two placements, with the samples of both; won if both were."""
-    return Race(
-        opponent=first.opponent,
-        ratio=math.sqrt(first.ratio * second.ratio),
-        p_value=max(first.p_value, second.p_value),
-        pairs=first.pairs + second.pairs,
-        verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
-        interval=_interval(log_ratios(ours.on(clock), theirs.on(clock))),
-    )
+            return Raced(outcome, *samples)
 
 
 def _interval(differences: Floats, confidence: float = 0.95) -> Interval | None:

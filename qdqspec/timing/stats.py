@@ -288,19 +288,45 @@ class BuildTimes:
     reference: Builds = ()
     beside: tuple[Builds, ...] = ()
 
+    @classmethod
+    def of(cls, latency: LatencyEvidence) -> BuildTimes:
+        """The samples of tuned and reference by build, between both conditions of the caches."""
+        tuned, reference = (
+            builds_of(latency.samples[role].between(latency.clock), latency.builds)
+            for role in ("tuned", "reference")
+        )
+        return cls(tuned=tuned, reference=reference)
+
     @property
     def alone(self) -> bool:
         """Whether the reference itself is the selected model: the ratio is exactly one."""
         return self.tuned == self.reference
 
+    @property
+    def interval(self) -> Interval:
+        """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
+        level = _level(self)
+        return ratio_around(level.center, student_half_width(level.variance))
 
-def ratio_times(latency: LatencyEvidence) -> BuildTimes:
-    """The samples of tuned and reference by build, between both conditions of the caches."""
-    tuned, reference = (
-        builds_of(latency.samples[role].between(latency.clock), latency.builds)
-        for role in ("tuned", "reference")
-    )
-    return BuildTimes(tuned=tuned, reference=reference)
+    def change_from(self, before: BuildTimes) -> TimeChange:
+        """The change of the ratio (without references: of the time), now over before.
+
+        The interval is Welch's (1947). The rank test is that of Mann and Whitney (1947) on the logarithms of each
+        round, its bounds those of Hodges and Lehmann (1963).
+        """
+        from scipy.stats import mannwhitneyu
+
+        ours, theirs = _level(self), _level(before)
+        references = [times.reference for times in (self, before) if times.reference]
+        middles = [float(np.median(np.concatenate(builds))) for builds in references]
+        return TimeChange(
+            builds=ratio_around(
+                ours.center - theirs.center, student_half_width(ours.variance, theirs.variance)
+            ),
+            ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
+            p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
+            reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
+        )
 
 
 def builds_of(values: tuple[float, ...], builds: int) -> Builds:
@@ -308,31 +334,6 @@ def builds_of(values: tuple[float, ...], builds: int) -> Builds:
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
     return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
-
-
-def ratio_interval(times: BuildTimes) -> Interval:
-    """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
-    level = _level(times)
-    return ratio_around(level.center, student_half_width(level.variance))
-
-
-def change_between(now: BuildTimes, before: BuildTimes) -> TimeChange:
-    """The change of the ratio (without references: of the time), now over before.
-
-    The interval is Welch's (1947). The rank test is that of Mann and Whitney (1947) on the logarithms of each round,
-    its bounds those of Hodges and Lehmann (1963).
-    """
-    from scipy.stats import mannwhitneyu
-
-    ours, theirs = _level(now), _level(before)
-    references = [times.reference for times in (now, before) if times.reference]
-    middles = [float(np.median(np.concatenate(builds))) for builds in references]
-    return TimeChange(
-        builds=ratio_around(ours.center - theirs.center, student_half_width(ours.variance, theirs.variance)),
-        ranks=shift_bounds(ours.rounds, theirs.rounds).exponential,
-        p_value=float(mannwhitneyu(ours.rounds, theirs.rounds, method="asymptotic").pvalue),
-        reference=middles[0] / middles[1] if len(middles) == 2 else 1.0,
-    )
 
 
 def shift_bounds(

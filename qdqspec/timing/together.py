@@ -21,7 +21,7 @@ from qdqspec._core.units import count_text
 from qdqspec.backends import Engine, HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.timing.race import Turn, on_each_clock, settle
-from qdqspec.timing.stats import Deviation, RatioEstimate, estimate_ratios
+from qdqspec.timing.stats import Deviation, RatioEstimate, drift, estimate_ratios
 from qdqspec.types import Clock, Interval, Samples
 
 NOTE = "timed two at a time for lack of memory: scaled by the time of the first build in the same round"
@@ -70,14 +70,17 @@ class Together:
         ]
         return estimate_ratios(timed, base, self.measurements, times)
 
+    def joined(self, name: str) -> Samples:
+        """The samples of a group's builds, one build after the other."""
+        return sum(self.samples[name], Samples())
+
+    def drift(self, clock: Clock) -> float:
+        """The slowdown of the last third of the rounds against the first, over all builds."""
+        return drift([build.on(clock) for build in self.builds])
+
     def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
         """The ratios of `estimates` with confidence intervals that enclose both conditions."""
         return {name: each.test.enclosing for name, each in self.estimates(base, clock).items()}
-
-
-def joined_samples(builds: Sequence[Samples]) -> Samples:
-    """The samples of several builds, one build after the other."""
-    return sum(builds, Samples())
 
 
 def merged(measurements: Sequence[Together]) -> Together:

@@ -56,6 +56,18 @@ class Trial:
         """Whether it was built and timed."""
         return self.status == "ok"
 
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it timed a quantized candidate, a whole model with its final numbers."""
+        is_whole = not self.subgraph and self.phase not in NOT_CANDIDATES
+        return self.ok and bool(self.placement.sites) and is_whole
+
+    def reaches(self, min_sqnr_db: float | None, min_accuracy: float | None = None) -> bool:
+        """Whether it is accurate enough. A task metric is known of few trials and is checked only for these."""
+        if min_accuracy is not None and self.accuracy is not None and self.accuracy < min_accuracy:
+            return not self.placement.sites
+        return min_sqnr_db is None or (self.sqnr_db is not None and self.sqnr_db >= min_sqnr_db)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:

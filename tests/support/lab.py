@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 
 from qdqspec._core.arrays import Array
-from qdqspec.app.session.confirm import admits
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.search.base import Proposal
+from qdqspec.search.confirmation import Confirmation
 from qdqspec.search.limits import Limits
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.backends import small_model
@@ -158,7 +158,7 @@ class Arena(Contest):
         return self.measure(self.built(number, what, phase, **how))
 
     def admits(self, what: Placement) -> bool:
-        return admits(what, self.bench, self.limits)
+        return Confirmation((), self.bench, self.limits).admits(what)
 
     def built(self, number: int, what: Placement, phase: str, **how) -> Built:
         return self.build(number, Proposal(placement=what, phase=phase, **how))

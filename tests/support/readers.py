@@ -39,7 +39,7 @@ from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
 from qdqspec.testing.records import sample_run
-from qdqspec.timing.stats import BuildTimes, change_between
+from qdqspec.timing.stats import BuildTimes
 from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +197,7 @@ def _compare_baseline(path: Path) -> object:
         before = BuildTimes(
             tuned=entry.samples["tuned"].on(entry.clock), reference=entry.samples["reference"].on(entry.clock)
         )
-        judge_change(change_between(times, before), 0.05)
+        judge_change(times.change_from(before), 0.05)
     return known
 
 

@@ -17,7 +17,6 @@ from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import Codes, pure_labels
 from qdqspec.search.energy import Energy
 from qdqspec.search.limits import Limits, MetricLimit
-from qdqspec.search.select import reaches
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import EXACT_DB, LabelNoise, LayerTime, Placement, QuantizeRules, SearchLimits, Trial
 
@@ -156,7 +155,7 @@ class Device(Oracle):
         """The trial of a proposal."""
         best = self._best
         trial = replace(super().answer(proposal), sqnr_db=self.truth.truth(proposal.placement))
-        if proposal.timed and (self.least is None or reaches(trial, self.least)):
+        if proposal.timed and (self.least is None or trial.reaches(self.least)):
             return trial
         self._best = best
         return replace(trial, incumbent=False, race=None)
@@ -183,7 +182,7 @@ class ScoringDevice(Device):
         if trial.incumbent and trial.placement.sites:
             self.scored.append(trial.placement)
             trial = replace(trial, accuracy=self.score(trial.placement))
-        if reaches(trial, None, self.least_score):
+        if trial.reaches(None, self.least_score):
             return trial
         self._best = best
         return replace(trial, incumbent=False)

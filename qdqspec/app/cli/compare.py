@@ -195,7 +195,7 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     from qdqspec.app.report.compare import upgrade_text
     from qdqspec.app.session import Session
     from qdqspec.app.upgrade import check_upgrade
-    from qdqspec.timing import Environment
+    from qdqspec.backends import Environment
 
     settings = replace(settings_from(arguments), mode="measure")
     checked: list[Upgrade] = []

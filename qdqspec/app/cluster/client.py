@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec import __version__
 from qdqspec._core.config import Settings, claim_folder
 from qdqspec._core.files import write_whole
+from qdqspec._core.locks import RunLock
 from qdqspec._core.records import from_data
 from qdqspec._core.store import MANIFEST
 from qdqspec.app.cluster.address import Address, require_distributed
@@ -35,7 +36,6 @@ from qdqspec.app.session import Session
 from qdqspec.app.session.session import case_key
 from qdqspec.backends import Availability
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
-from qdqspec.timing import RunLock
 from qdqspec.types import (
     Case,
     CaseRecord,

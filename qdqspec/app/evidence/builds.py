@@ -22,12 +22,13 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Isolated
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError
-from qdqspec.graph import Model, load_model, save_model
+from qdqspec.graph import Model, load_model, require_path, save_model
 from qdqspec.graph.ops import HEAVY, MOVING_OPS, SHAPE_SOURCES
 from qdqspec.qdq.lint import CHECKER, LOAD, RUN, VALUES, lint_model, named_node, with_refusals
-from qdqspec.search import Limits, is_candidate, missed_text
+from qdqspec.search import Confirmed, Limits
 from qdqspec.types import (
     DEFAULT_MIN_SQNR_DB,
+    FLOAT32,
     SLOWER,
     UNPROVED,
     BuildEvidence,
@@ -225,6 +226,16 @@ def build_for(prepared: Prepared, tuned: Path, request: BuildRequest) -> BuildEv
     return replace(blank, kernels=len(layers), narrow=narrow, heavy=len(kernels), layers=layers, ops=ops)
 
 
+def file_sizes(given: Model, tuned: Path) -> dict[str, int]:
+    """Bytes of the files of the given and the tuned model."""
+    data = tuned.with_name(f"{tuned.name}.data")
+    files = {
+        "reference": [require_path(given), *given.external_files()],
+        "tuned": [tuned, data] if data.is_file() else [tuned],
+    }
+    return {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
+
+
 _MOVING = MOVING_OPS | SHAPE_SOURCES
 
 
@@ -243,30 +254,31 @@ def quantized_work(
 
 
 def rejected_candidates(
-    trials: Sequence[Trial],
-    lines: Iterable[tuple[str, Trial]],
-    ratios: Mapping[str, Interval],
-    reference: tuple[LayerTime, ...],
-    limits: Limits,
-    ops: Mapping[str, str],
-    scale: float = 1.0,
+    confirmed: Confirmed, limits: Limits, ops: Mapping[str, str]
 ) -> tuple[RejectedCandidate, ...]:
     """The candidates of a search and its confirmation that show why the reference was selected, by their last time.
 
-    ``lines`` are the trials of the confirmation by role, ``ratios`` their times. ``scale`` is the time over the
-    reference's of the model to which the ratios of other trials refer. ``reference`` are the reference's kernels.
+    Empty if another model was selected.
     """
+    if not confirmed.choice.unchanged:
+        return ()
+    plain = confirmed.latency.ratios.get(
+        FLOAT32
+    )  # the model to which the ratios of trials refer, if it is converted
+    scale = 1.0 if plain is None else plain.median
+    # the profile of a converted model is not that of the reference
+    reference = confirmed.trials[0].layers if plain is None else ()
     found, timed, roles = dict[str, Trial](), dict[str, Interval](), dict[str, list[str]]()  # by digest
-    for trial in trials:
-        if is_candidate(trial) and trial.ratio is not None:
+    for trial in confirmed.trials:
+        if trial.is_candidate and trial.ratio is not None:
             digest, ratio = trial.placement.digest, scale * trial.ratio
             found.setdefault(digest, trial)
             timed.setdefault(digest, Interval(median=ratio, low=ratio, high=ratio))
-    for role, line in lines:
-        if role in ratios and line.placement.sites:
+    for role, line in confirmed.lines:
+        if role in confirmed.ratios and line.placement.sites:
             digest = line.placement.digest
             found.setdefault(digest, line)
-            timed[digest] = ratios[role]
+            timed[digest] = confirmed.ratios[role]
             roles.setdefault(digest, []).append(role)
     sqnr_db = {digest: limits.figures(trial.placement).sqnr_db for digest, trial in found.items()}
     known = sorted(found, key=lambda digest: timed[digest].median)
@@ -293,7 +305,7 @@ def rejected_candidates(
             is_confirmed=digest in roles,
             sqnr_db=sqnr_db[digest],
             accuracy=found[digest].accuracy,
-            reason=missed_text(limits, found[digest].placement)
+            reason=limits.missed_text(found[digest].placement)
             if digest not in within
             else (SLOWER if timed[digest].median >= 1 else UNPROVED),
             kernels=_compared(found[digest], reference, ops),

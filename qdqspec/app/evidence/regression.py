@@ -34,12 +34,8 @@ from qdqspec.errors import StateError
 from qdqspec.timing import (
     CONFIRM_BUILDS,
     CONFIRM_ROUNDS,
-    Builds,
     BuildTimes,
     builds_of,
-    change_between,
-    ratio_interval,
-    ratio_times,
 )
 from qdqspec.types import Case, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples, TimeChange
 from qdqspec.types.requests import BaselineRequest
@@ -91,11 +87,11 @@ class Gate:
                     command=self._command(name, "changed" if reason else "new"),
                     reason=reason,
                     required=settings.baseline == "require",
-                    ratio=ratio_interval(ratio_times(self.first)) if known else None,
+                    ratio=BuildTimes.of(self.first).interval if known else None,
                 )
         elif update != "all":
             first = self.first
-            if first.builds < CONFIRM_BUILDS and not ratio_times(first).alone:
+            if first.builds < CONFIRM_BUILDS and not BuildTimes.of(first).alone:
                 first = self.measure(CONFIRM_BUILDS, CONFIRM_ROUNDS)
             looks, latency, change = 1, first, change_from(known, first)
             if judge_change(change, allowed) in ("fail", "inconclusive"):
@@ -110,7 +106,7 @@ class Gate:
                 return replace(
                     blank,
                     state="compared",
-                    ratio=ratio_interval(ratio_times(latency)),
+                    ratio=BuildTimes.of(latency).interval,
                     change=change,
                     looks=looks,
                     builds=latency.builds,
@@ -155,7 +151,7 @@ class Gate:
     @cached_property
     def _close(self) -> LatencyEvidence:
         """The more precise measurement, taken once; not needed if the reference itself is selected."""
-        alone = ratio_times(self.first).alone
+        alone = BuildTimes.of(self.first).alone
         return self.first if alone else self.measure(CLOSE_BUILDS, CLOSE_ROUNDS)
 
     def _command(self, name: str, update: str) -> str:
@@ -211,14 +207,14 @@ def change_from(known: Entry, latency: LatencyEvidence) -> TimeChange:
     """The change of a measurement from a baseline entry."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
-    return change_between(ratio_times(latency), before)
+    return BuildTimes.of(latency).change_from(before)
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
     """A measurement as a baseline entry."""
     return Entry(
         **dict(conditions),
-        ratio=ratio_interval(ratio_times(latency)),
+        ratio=BuildTimes.of(latency).interval,
         samples={role: _times(latency.samples[role], latency.builds) for role in ("tuned", "reference")},
     )
 
@@ -230,7 +226,7 @@ def _shown(case: Case, file: Path) -> str:
 def _times(samples: Samples, builds: int) -> RoleTimes:
     """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
 
-    def rounded(clock: Clock) -> Builds:
+    def rounded(clock: Clock) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(round(ms, 6) for ms in build) for build in builds_of(samples.on(clock), builds))
 
     return RoleTimes(

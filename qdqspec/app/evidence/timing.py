@@ -33,8 +33,6 @@ from qdqspec.timing import (
     Load,
     Together,
     attach,
-    drift,
-    joined_samples,
     settle,
 )
 from qdqspec.types import (
@@ -102,6 +100,25 @@ def time_tuned(
         measured = time_files(prepared.resources, files, loads, rules, builds=builds, rounds=rounds)
     note_float_types(prepared, measured)
     return measured
+
+
+def latency_warnings(measured: LatencyEvidence, drift: float = 0.05) -> Iterator[str]:
+    """Warnings of a measurement of reference and tuned model.
+
+    ``drift`` is the relative change of the processor's speed from which it is reported.
+    """
+    if abs(measured.drift) > drift:
+        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
+        yield f"{changed}: trust the ratio, not the milliseconds"
+    roles: dict[str, list[str]] = {}
+    samples = {role: measured.samples[role] for role in ("reference", "tuned") if role in measured.samples}
+    for role, taken in samples.items():
+        for note in taken.notes:
+            roles.setdefault(note, []).append(role)
+    if len({taken.launched_singly for taken in samples.values()}) > 1:
+        mixed = "compared with one engine as a CUDA graph and the other without"
+        roles[f"{mixed}: the ratio holds the time of launches"] = list(samples)
+    yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
 
 
 def profile_models(
@@ -254,7 +271,7 @@ def compare_runtimes(
     winner = min(accurate, key=lambda label: first[label].median)
     ratios = timed.ratios(reference, clock)
     to_winner = timed.ratios(winner, clock)
-    reference_ms = joined_samples(timed.samples[reference]).median_ms(clock)
+    reference_ms = timed.joined(reference).median_ms(clock)
 
     def measured(label: str, model: RuntimeModel) -> RuntimeModel:
         """The model with its measurement, if it has one. Milliseconds follow from the ratio, as in `LatencyLine`."""
@@ -265,7 +282,7 @@ def compare_runtimes(
             median_ms=reference_ms * ratios[label].median,
             ratio=ratios[label],
             to_winner=to_winner[label],
-            samples=joined_samples(timed.samples[label]),
+            samples=timed.joined(label),
         )
 
     return RuntimeComparison(
@@ -275,6 +292,6 @@ def compare_runtimes(
         models=tuple(measured(label, model) for label, (model, _) in models.items()),
         reference=reference,
         winner=winner,
-        drift=drift([build.on(clock) for build in timed.builds]),
+        drift=timed.drift(clock),
         seconds=time.monotonic() - started,
     )

@@ -45,7 +45,7 @@ from qdqspec.qdq import (
     equalized,
     write_scheme,
 )
-from qdqspec.search import best_by_pattern, reaches
+from qdqspec.search import best_by_pattern
 from qdqspec.timing import Load
 from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placement, SearchResult, Trial
 
@@ -232,7 +232,7 @@ def write_patterns(
     least_db = prepared.case.tune.limits.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
     own = (trial for trial in result.trials if not (trial.subgraph or trial.placement.given))
-    fit = [trial for trial in own if reaches(trial, least_db, least)]
+    fit = [trial for trial in own if trial.reaches(least_db, least)]
     winner, built = result.winner, {trial.placement.digest for trial in result.trials if not trial.subgraph}
     if winner.digest not in built:  # only confirmed, not part of the search
         ratio = confirmed[winner.digest].median

@@ -20,6 +20,7 @@ from qdqspec._core import hooks
 from qdqspec._core.arrays import Array, Feed, Reduction
 from qdqspec._core.config import Settings
 from qdqspec._core.files import TemporaryFolder
+from qdqspec._core.locks import DeviceLock, log_wait
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
 from qdqspec.accuracy import Runtime, noise_power, signal_power, sqnr_db
@@ -29,8 +30,6 @@ from qdqspec.graph import Model, as_defined, load_model, require_path, save_mode
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.regions import groups_of
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.search import Watch
-from qdqspec.timing import DeviceLock, log_wait
 from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Resources:
     backend: Backend
     options: BuildOptions
     settings: Settings
-    watch: Watch = log_progress
+    watch: Callable[[Progress], None] = log_progress
     case: str = ""
     lock: str = ""  # the name of the device's lock; none if it is empty
     waits: list[float] = field(default_factory=list)  # seconds of each wait for other runs on the device

@@ -169,8 +169,6 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
 
 def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     """The change of a case: one interval that covers it with and without the drift of the reference."""
-    from qdqspec.timing import change_between
-
     left, right = _read_times(name, before.latency), _read_times(name, after.latency)
     notes = _note_differences(before, after)
     if left is None or right is None or before.latency is None or after.latency is None:
@@ -183,7 +181,7 @@ def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
         notes += (
             f"the reference took {percent_text(drift - 1)} in B: the bounds cover the change with and without that",
         )
-    change, less, more = change_between(right, left), min(1.0, 1 / drift), max(1.0, 1 / drift)
+    change, less, more = right.change_from(left), min(1.0, 1 / drift), max(1.0, 1 / drift)
     builds, ranks = (
         replace(found, low=found.low * less, high=found.high * more)
         for found in (change.builds, change.ranks)

@@ -10,27 +10,23 @@
                        latency, parity, accuracy, size, survival, lint > evidence > check > verdict
 
 `CaseWork.judge` (`work.py`) is the whole pipeline. `find_winner` is its part up to the winner, which comes from the
-cache if that passes its recheck, from a digest, or from a search now: `tune`. `Tuning` prepares a search, up to its
-first build. Each step is done once for a case; docs/architecture.md names the modules of each step. `study` runs a
-search step by step; `evidence.timing` and `app.upgrade` compare finished searches.
+cache if that passes its recheck, from a digest, or from a search now: `tune`. The search is a `Tuning`, or a `Covering`
+without times: both are opened by the steps before the first build, run, and end with what they have tuned. Each step is
+done once for a case; docs/architecture.md names the modules of each step. `study` runs a search step by step;
+`evidence.timing` and `app.upgrade` compare finished searches.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from qdqspec._core.store import Store
-from qdqspec._core.units import count_text, interval_text, metric_text, names_text, ratio_text
-from qdqspec.app.evidence.builds import rejected_candidates
+from qdqspec._core.units import count_text, interval_text, metric_text, ratio_text
 from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.preparation.files import (
-    half_reference,
-    note_float_types,
     refuse_own,
     take_results,
     write_patterns,
@@ -51,24 +47,14 @@ from qdqspec.app.preparation.stored import (
     other_winner,
     recall,
 )
-from qdqspec.app.session.confirm import Confirmed, confirm
-from qdqspec.app.session.covering import cover_case, covers
-from qdqspec.app.session.tuning import Tuned, Tuning, result_of, trials_of
-from qdqspec.checks import why_text
+from qdqspec.app.session.covering import Covering, covers
+from qdqspec.app.session.tuning import Tuning
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph import require_path
-from qdqspec.search import candidates_of, is_candidate, raw_winner
 from qdqspec.timing import CONFIRM_BUILDS, CONFIRM_ROUNDS
 from qdqspec.types import (
-    FLOAT32,
-    GIVEN,
-    BlockError,
     LatencyEvidence,
     Placement,
-    RejectedCandidate,
-    SearchResult,
-    Trial,
-    TuneRules,
 )
 
 Outcome: TypeAlias = Literal["faster", "inconclusive", "slower", "broken", "inaccurate"]
@@ -121,13 +107,8 @@ def tune(
         if known := len(journal.trials()):
             resources.report_wait(f"continues from {count_text(known, 'build')} in {output / JOURNAL}")
         prepared.keep_corrections(output / CORRECTIONS)
-        if covers(prepared):
-            tuned = cover_case(prepared, journal)
-        else:
-            with Tuning(prepared, journal) as tuning:
-                # propose, rehearse, build, race; each trial is in the journal before the next one begins
-                tuning.search.run()
-                tuned = finish(tuning)  # finalists, built anew and timed together
+        with (Covering if covers(prepared) else Tuning)(prepared, journal) as search:
+            tuned = search.run()
         write_results(prepared, tuned.result, tuned.raw_winner, output)
         if tuned.latency is not None:
             write_patterns(prepared, tuned.result, tuned.intervals, output / PATTERNS)
@@ -142,184 +123,6 @@ def tune(
         for role, trial in tuned.confirmed:
             journal.append(trial, role=role)
     return found, tuned.latency
-
-
-def finish(tuning: Tuning) -> Tuned:
-    """Rebuild the finalists of a search, time them together, select the final model, and describe the result."""
-    prepared, trials = tuning.prepared, tuple(tuning.search.trials)
-    prepared.resources.report_step("confirming")
-    beside = half_reference(prepared, tuning.folder)
-    if prepared.converted_from:  # the placements are of the model in float32
-        beside["reference"] = require_path(prepared.given)
-    confirmed = confirm(
-        trials,
-        prepared.space.resolve(prepared.space.everything()),
-        tuning.bench,
-        tuning.limits,
-        tuning.search.deadline,
-        pareto=prepared.case.tune.objective == "pareto",
-        beside=beside,
-    )
-    note_float_types(prepared, confirmed.latency)
-    placements = {role: trial.placement for role, trial in confirmed.lines}
-    ratios = {placements[role].digest: ratio for role, ratio in confirmed.ratios.items()}
-    choice = confirmed.choice.placement
-    confirmed = _with_profiles(tuning, confirmed)
-    _note_given(tuning, confirmed)
-    _note_refused(tuning)
-    return Tuned(
-        result=_result(tuning, confirmed),
-        latency=confirmed.latency,
-        raw_winner=raw_winner(trials) or placements["winner"],
-        confirmed=confirmed.lines,
-        intervals={**ratios, choice.digest: confirmed.latency.ratios["tuned"]},
-    )
-
-
-def _result(tuning: Tuning, confirmed: Confirmed, *, errors_share: float = 0.05) -> SearchResult:
-    """The result of a search.
-
-    The errors of single blocks that the search has not measured may take ``errors_share`` of the time that it took:
-    with less they are of fewer samples, or missing, in the reports of more searches.
-    """
-    prepared, search, choice, oracle = tuning.prepared, tuning.search, confirmed.choice, tuning.oracle
-    errors, missing = tuple[BlockError, ...](), "the device is simulated"
-    if oracle is not None:
-        prepared.resources.report_step("measuring the error of each block")
-        seconds, left = errors_share * search.deadline.spent, search.deadline.left
-        errors, missing = oracle.block_errors(seconds if left is None else min(seconds, left))
-    elif not prepared.space.units:
-        missing = "no block can be quantized"
-    elif not tuning.limits.are_measured:
-        missing = "the search had neither an accuracy constraint nor accuracy as an objective"
-    rejected, ended, ended_by = _rejected(tuning, confirmed), "", search.ended_by
-    least_gain = getattr(search.strategy, "least_gain", None)
-    if least_gain and not search.ended_by:  # the strategy estimates the gain of a build
-        built = count_text(candidates_of(search.trials), "build")
-        ended_by = f"expected gain below {100 * least_gain:g} %"
-        ended = (
-            f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
-        )
-    rules = prepared.case.tune
-    usual = trials_of(replace(rules, minutes=None), prepared.space, tuning.make)
-    cut_short = cut_short_text(search.ended_by, search.trials, rules, usual)
-    refused = oracle.refused_text if oracle is not None and choice.unchanged else ""
-    reasons = (choice.reason, why_text(rejected), refused, cut_short or ended)
-    reference_ms = confirmed.latency.samples["reference"].median_ms("wall")
-    return result_of(
-        prepared,
-        tuning.started,
-        winner=choice.placement,
-        trials=confirmed.trials,
-        unchanged=choice.unchanged,
-        reason=prepared.nothing or "; ".join(filter(None, reasons)),
-        strategy=tuning.strategy,
-        eps=search.contest.eps,
-        float_runs=1e3 * (time.monotonic() - tuning.started[0]) / reference_ms,
-        ended_by=ended_by,
-        cut_short=cut_short,
-        ended=ended,
-        rejected=rejected,
-        front=confirmed.front,
-        accuracy=tuning.limits.bound(choice.placement),
-        errors=errors,
-        errors_missing=missing,
-    )
-
-
-def cut_short_text(ended_by: str, trials: Sequence[Trial], rules: TuneRules, usual: int) -> str:
-    """A search that ended at a limit: the candidates built, and the option to raise; empty if no limit ended it.
-
-    ``usual`` is the number of candidates without a time limit.
-    """
-    if not ended_by:
-        return ""
-    built = len({t.placement.digest for t in trials if is_candidate(t)})
-    of = f"{built} of about " if usual > built else ""
-    if "run" in ended_by:
-        option = "--qdq-time-limit"
-    elif "build" in ended_by:
-        option = f"--trials {2 * usual} (tune.trials)"
-    else:  # 2 to 10 times the time, for the usual number of candidates
-        minutes = (rules.minutes or 1.0) * min(max(2.0, usual / max(built, 1)), 10.0)
-        shown = math.ceil(minutes) if minutes > 2 else math.ceil(2 * minutes) / 2
-        option = f"--minutes {shown:g} (tune.minutes)"
-    return (
-        f"the search ended at {ended_by}, before it was done: {of}{count_text(max(built, usual), 'candidate')} built, "
-        f"give it more with {option}"
-    )
-
-
-def _note_given(tuning: Tuning, confirmed: Confirmed) -> None:
-    """Note the time and the SQNR of the model as given, if it is quantized."""
-    trial = next((trial for trial in confirmed.trials if trial.placement.given), None)
-    if trial is None:
-        return
-    if not trial.ok:
-        tuning.prepared.note_once(f"the model as given did not run: {trial.error}")
-        return
-    is_selected = confirmed.choice.placement.given
-    ratio = confirmed.latency.ratios.get("tuned" if is_selected else GIVEN)
-    sqnr_db = tuning.limits.figures(trial.placement).sqnr_db
-    took = ratio_text(trial.ratio or 1.0 if ratio is None else ratio.median)
-    took += "" if ratio is None else f" (95 %: {interval_text(ratio)})"
-    error = "" if sqnr_db is None else f", with {sqnr_db:.1f} dB"
-    missed = "" if tuning.limits.admits(trial.placement) else ", which misses the limits"
-    tuning.prepared.note_once(
-        f"the given model's own placement takes {took} of the time of its float form{error}{missed}"
-        f"{'; it is selected' if is_selected else ''}"
-    )
-
-
-def _note_refused(tuning: Tuning) -> None:
-    """Note the nodes with which no placement was built, with the error of the smallest one."""
-    units: Sequence[str] = getattr(tuning.search.strategy, "refused", ())
-    if units:
-        failed = (trial for trial in tuning.search.trials if not trial.ok)
-        error = min(failed, key=lambda trial: len(trial.placement.labels)).error
-        tuning.prepared.note_once(
-            f"nodes left in floating point, as no model with them quantized was built, {names_text(units)}: {error}"
-        )
-
-
-def _with_profiles(tuning: Tuning, confirmed: Confirmed) -> Confirmed:
-    """The same with layer times, taken if there is time, of the selected model, or of the best if none is."""
-    digests: Iterable[str] = [confirmed.choice.placement.digest]
-    if confirmed.choice.unchanged:
-        digests = [one.placement for one in _rejected(tuning, confirmed)[:2]]
-    deadline, trials, lines = tuning.search.deadline, [*confirmed.trials], [*confirmed.lines]
-    for digest in digests:
-        known = [*trials, *(trial for _, trial in lines)]
-        built = [t for t in known if t.ok and t.placement.digest == digest and not t.subgraph]
-        has_time = deadline.run_left() != 0 and deadline.allows(trials[0].build_seconds, times=2)
-        if not built or any(trial.layers for trial in built) or not has_time:
-            continue
-        tuning.prepared.resources.report_step("timing the layers of a candidate")
-        try:
-            profiled = replace(built[0], layers=tuning.bench.layers_of(built[0].placement))
-        except BackendError:
-            continue
-        is_searched = any(trial is built[0] for trial in trials)
-        trials = [profiled if trial is built[0] else trial for trial in trials]
-        lines = [(role, profiled if trial is built[0] else trial) for role, trial in lines]
-        if is_searched:  # the journal has the trial without layers
-            line = replace(profiled, number=len(trials) + len(lines), phase="confirm", incumbent=False)
-            lines.append(("profiled", line))
-        else:  # everything quantized, which the search did not build
-            trials.append(profiled)
-    return replace(confirmed, trials=tuple(trials), lines=tuple(lines))
-
-
-def _rejected(tuning: Tuning, confirmed: Confirmed) -> tuple[RejectedCandidate, ...]:
-    if not confirmed.choice.unchanged:
-        return ()
-    ops = {node.name: node.op_type for node in tuning.prepared.model.nodes}
-    plain = confirmed.latency.ratios.get(FLOAT32)
-    scale = 1.0 if plain is None else plain.median
-    # the profile of a converted model is not that of the reference
-    layers = confirmed.trials[0].layers if plain is None else ()
-    found = confirmed.trials, confirmed.lines, confirmed.ratios
-    return rejected_candidates(*found, layers, tuning.limits, ops, scale)
 
 
 # ---- a known winner ------------------------------------------------------------------------------

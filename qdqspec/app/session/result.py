@@ -12,11 +12,11 @@ from qdqspec.accuracy import GivenFiles
 from qdqspec.app.preparation.files import take_results
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import SCHEME, FinishedSearch, make_folder
-from qdqspec.app.session.confirm import most_builds
 from qdqspec.app.session.tuning import strategy_for, trials_of
 from qdqspec.errors import StateError
 from qdqspec.graph import Model, require_path
 from qdqspec.graph.regions import Forecast, forecast_line, forecast_tuning
+from qdqspec.search import most_builds
 from qdqspec.types import (
     EXACT_DB,
     Evidence,

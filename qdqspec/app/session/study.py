@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from qdqspec._core.files import Closing, TemporaryFolder, copy_whole, explained, write_text
+from qdqspec._core.locks import RunLock
 from qdqspec._core.records import from_data, read_json, to_data
 from qdqspec._core.registry import DEFAULT_BACKEND, names
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, LoggedJournal, make_folder
 from qdqspec.app.session.covering import covers
-from qdqspec.app.session.oracle import Rehearser
-from qdqspec.app.session.pipeline import finish
-from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, named
+from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, named, rehearser_of
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search import Built, Proposal, Search, Strategy
-from qdqspec.timing import RunLock
 from qdqspec.types import NO_PAIRS, Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ class Study(Closing):
             prepared.keep_corrections(self._folder / CORRECTIONS)
             tuning = Tuning(prepared, self._journal, make=make, name=self._strategy)
             self._tuning = opened.enter_context(tuning)
-            self._rehearser = opened.enter_context(Rehearser(prepared, prepared.calibration_data()))
+            self._rehearser = opened.enter_context(rehearser_of(prepared, prepared.calibration_data()))
             self._describe(self._folder)
             self._opened: ExitStack | None = opened.pop_all()
 
@@ -153,7 +151,7 @@ class Study(Closing):
         """Rebuild best, runner-up, everything quantized and reference, and select the final model."""
         if not self._search.trials:
             self.evaluate({})
-        tuned = finish(self._tuning)
+        tuned = self._tuning.finish()
         for role, trial in tuned.confirmed:
             self._journal.append(trial, role=role)
         return tuned

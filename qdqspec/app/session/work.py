@@ -8,15 +8,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+from qdqspec._core.locks import RunLock
 from qdqspec._core.registry import resolve
 from qdqspec._core.store import Store
 from qdqspec._core.units import seconds_text
 from qdqspec.accuracy import accuracy_evidence
 from qdqspec.app.evidence.baselines import Renewal
-from qdqspec.app.evidence.builds import build_for, lint_and_load, quantized_work
+from qdqspec.app.evidence.builds import build_for, file_sizes, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
 from qdqspec.app.evidence.probes import find_input, replay_failure
 from qdqspec.app.evidence.regression import damaged_baselines, gate_of
+from qdqspec.app.evidence.timing import latency_warnings
 from qdqspec.app.preparation.files import profiles_of
 from qdqspec.app.preparation.prepare import Prepared, output_of, prepare
 from qdqspec.app.preparation.runtimes import Resources
@@ -27,7 +29,6 @@ from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph import load_model, require_path
 from qdqspec.graph.regions import find_regions, fold_graph
 from qdqspec.qdq import SchemeFile, check_survival, read_scheme
-from qdqspec.timing import RunLock
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -40,12 +41,10 @@ from qdqspec.types import (
     GraphPart,
     LatencyEvidence,
     LintTarget,
-    Optimizer,
     ParityEvidence,
     QuantizedWork,
     RegressionEvidence,
     SearchResult,
-    SurvivalEvidence,
     Verdict,
 )
 from qdqspec.types.requests import (
@@ -157,7 +156,7 @@ class CaseWork:
         if "parity" in needs:
             self._whole["parity"] = self.parity
         if "size" in needs:
-            self._whole["size_bytes"] = self._sizes
+            self._whole["size_bytes"] = file_sizes(self.prepared.given, self.tuned_path)
         asked: dict[str, Any] = {field: dict(known) for field, known in self._requested.items()}
         known, folder = self.unsearched, self.find().folder
         # the files of --qdq-scheme are in a folder below the winner's
@@ -256,7 +255,7 @@ class CaseWork:
                 case FigureRequest():
                     self._collect("figures", request.key, partial(self._figures, request))
                 case SurvivalRequest(optimizer=name):
-                    self._collect("survival", name, partial(self._survival, name))
+                    self._collect("survival", name, lambda: check_survival(tuned, [name])[0])
                 case BuildRequest():
                     self._collect("builds", request.key, partial(build_for, prepared, tuned, request))
                 case LintRequest():
@@ -304,10 +303,6 @@ class CaseWork:
         reference = scores.of_reference(metric, output)
         return accuracy_evidence(metric, reference, scores.of_file(self.tuned_path, metric, output))
 
-    def _survival(self, optimizer: Optimizer) -> SurvivalEvidence:
-        (found,) = check_survival(self.tuned_path, [optimizer])
-        return found
-
     def _lint(self, target: LintTarget) -> None:
         """Lint findings on the tuned model for a target; its runtime loads the model if one of the checks asks so."""
         asked = any(one.load for one in requested(self.case.checks, LintRequest) if one.target == target)
@@ -340,17 +335,6 @@ class CaseWork:
         for request in requested([check], ScoreRequest):
             self.prepared.scores.require(request.metric, line=check.line)
             self.prepared.scores.of_reference(request.metric, request.output)
-
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of the files of the given and the tuned model."""
-        given, tuned = self.prepared.given, self.tuned_path
-        data = tuned.with_name(f"{tuned.name}.data")
-        files = {
-            "reference": [require_path(given), *given.external_files()],
-            "tuned": [tuned, data] if data.is_file() else [tuned],
-        }
-        return {role: sum(file.stat().st_size for file in own) for role, own in files.items()}
 
     def _compare_baseline(self) -> Mapping[str, RegressionEvidence]:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
@@ -397,25 +381,10 @@ class CaseWork:
         noted = (warning for prepared in known for warning in prepared.warnings)
         return (*dict.fromkeys(noted), *self._own_warnings(), *self.store.warnings)
 
-    def _own_warnings(self, drift: float = 0.05) -> Iterator[str]:
-        """Warnings of the measurement, of a model below its limit and of quantized outputs.
-
-        ``drift`` is the relative change of the processor's speed from which it is reported.
-        """
-        if (measured := self.measured) is not None:
-            if abs(measured.drift) > drift:
-                changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
-                yield f"{changed}: trust the ratio, not the milliseconds"
-            roles: dict[str, list[str]] = {}
-            compared = ("reference", "tuned")
-            samples = {role: measured.samples[role] for role in compared if role in measured.samples}
-            for role, taken in samples.items():
-                for note in taken.notes:
-                    roles.setdefault(note, []).append(role)
-            if len({taken.launched_singly for taken in samples.values()}) > 1:
-                mixed = "compared with one engine as a CUDA graph and the other without"
-                roles[f"{mixed}: the ratio holds the time of launches"] = list(samples)
-            yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
+    def _own_warnings(self) -> Iterator[str]:
+        """Warnings of the measurement, of a model below its limit and of quantized outputs."""
+        if self.measured is not None:
+            yield from latency_warnings(self.measured)
         parity: ParityEvidence | None = vars(self).get("parity")
         least = self.case.tune.limits.min_sqnr_db
         if parity is not None and least is not None and parity.sqnr_db < least:

@@ -14,7 +14,6 @@ from typing import ClassVar, TypeAlias
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search.base import Proposal, Steps, Stepwise
 from qdqspec.search.blocks import Labels, UnitBlock, block_codes, labels_of, tie, uniform_codes
-from qdqspec.search.select import reaches
 from qdqspec.types import Trial
 
 Scheme: TypeAlias = tuple[int, ...]  # a code for each block of a pattern
@@ -113,7 +112,7 @@ def best_by_pattern(
     held: Labels = {}
     for trial in trials:
         labels = dict(trial.placement.labels)
-        fits = trial.ok and reaches(trial, min_sqnr_db, min_accuracy)
+        fits = trial.ok and trial.reaches(min_sqnr_db, min_accuracy)
         if trial.phase == "region" and trial.ratio is not None and fits:
             changed = next(pattern[name] for name, _ in labels.items() ^ held.items())
             known = best.get(changed)

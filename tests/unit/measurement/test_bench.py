@@ -20,7 +20,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake.engine import FakeEngine
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.errors import BackendError
-from qdqspec.timing.bench import FLOOR_EPS
+from qdqspec.timing.bench import Bench
 from qdqspec.timing.stats import drift
 from qdqspec.timing.together import NOTE, FreshBuilds, Together, merged
 from qdqspec.types import RatioTest, Samples
@@ -54,7 +54,7 @@ MADE = known(REFERENCE, 1.0, samples=Samples(wall_ms=(1.0, 1.0)), build_seconds=
 
 @pytest.mark.parametrize(
     ("build_noise", "seconds", "eps", "builds"),
-    [("0", 1e6, FLOOR_EPS, BUILDS), ("0.9", 1e6, 0.5, BUILDS), ("0.03", 1e-9, 0.05, 0)],
+    [("0", 1e6, Bench.floor_eps, BUILDS), ("0.9", 1e6, 0.5, BUILDS), ("0.03", 1e-9, 0.05, 0)],
 )
 def test_the_smallest_significant_difference_has_bounds_and_a_time_limit(
     make_lab: MakeLab, build_noise: str, seconds: float, eps: float, builds: int

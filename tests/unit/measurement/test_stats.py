@@ -14,11 +14,8 @@ from qdqspec.timing.stats import (
     USUAL_TIMES,
     BuildTimes,
     build_deviation,
-    change_between,
     drift,
     estimate_ratios,
-    ratio_interval,
-    ratio_times,
     shift_bounds,
     signed_rank_bounds,
     trimmed_error,
@@ -239,7 +236,7 @@ def test_the_interval_over_builds_is_that_of_welch(counts: tuple[int, int]) -> N
     random = np.random.default_rng(sum(counts))
     now, before = (np.exp(random.normal(0, 0.1, count)) for count in counts)
     runs = [BuildTimes(tuned=tuple((value,) * 5 for value in builds)) for builds in (now, before)]
-    found = change_between(*runs).builds
+    found = runs[0].change_from(runs[1]).builds
     expected = scipy.stats.ttest_ind(np.log(now), np.log(before), equal_var=False)
     whole = scipy.stats.t.ppf(0.975, math.floor(expected.df)) / scipy.stats.t.ppf(0.975, expected.df)
     bounds = expected.confidence_interval(0.95)
@@ -247,13 +244,13 @@ def test_the_interval_over_builds_is_that_of_welch(counts: tuple[int, int]) -> N
     assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=1e-6)
     assert math.log(found.median) == pytest.approx(np.log(now).mean() - np.log(before).mean())
     p_value = scipy.stats.mannwhitneyu(np.repeat(now, 5), np.repeat(before, 5), method="asymptotic").pvalue
-    assert change_between(*runs).p_value == pytest.approx(p_value)
+    assert runs[0].change_from(runs[1]).p_value == pytest.approx(p_value)
 
 
 def test_the_interval_covers_the_true_change_at_its_level() -> None:
     covered = 0
     for seed in range(300):
-        found = change_between(times(2 * seed, slower=1.07), times(2 * seed + 1, builds=6)).builds
+        found = times(2 * seed, slower=1.07).change_from(times(2 * seed + 1, builds=6)).builds
         covered += found.low <= 1.07 <= found.high
     assert 0.92 <= covered / 300 <= 0.985
 
@@ -261,11 +258,11 @@ def test_the_interval_covers_the_true_change_at_its_level() -> None:
 def test_a_reference_that_is_selected_has_ratio_one_exactly() -> None:
     latency = alone_case().evidence.latency
     assert latency is not None
-    same = ratio_times(latency)
+    same = BuildTimes.of(latency)
     assert same.alone
-    assert ratio_interval(same).low == ratio_interval(same).high == 1
-    assert change_between(same, same).builds.high == 1
-    assert change_between(same, times(1)).builds.low > 1.5
+    assert same.interval.low == same.interval.high == 1
+    assert same.change_from(same).builds.high == 1
+    assert same.change_from(times(1)).builds.low > 1.5
 
 
 def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
@@ -279,7 +276,7 @@ def test_a_ratio_is_the_mean_of_both_conditions_if_both_were_measured() -> None:
         speedup=Interval(median=2, low=2, high=2),
         builds=2,
     )
-    found = ratio_times(latency)
+    found = BuildTimes.of(latency)
     assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
     assert found.reference == ((6.0, 6.0), (6.0, 6.0))
 
@@ -289,7 +286,7 @@ def test_the_change_of_the_reference_time_is_reported_with_that_of_the_ratio() -
     slower = BuildTimes(
         tuned=((1.5, 1.65), (1.35, 1.5)), reference=tuple(tuple(1.5 * t for t in b) for b in before.reference)
     )
-    assert change_between(slower, before).reference == pytest.approx(1.5)
-    assert change_between(slower, before).builds.median == pytest.approx(1.0)
-    alone = change_between(BuildTimes(tuned=slower.tuned), BuildTimes(tuned=before.tuned))
+    assert slower.change_from(before).reference == pytest.approx(1.5)
+    assert slower.change_from(before).builds.median == pytest.approx(1.0)
+    alone = BuildTimes(tuned=slower.tuned).change_from(BuildTimes(tuned=before.tuned))
     assert alone.reference == 1.0

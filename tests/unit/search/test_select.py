@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from qdqspec.search.select import choose, finalists, reaches
+from qdqspec.search.select import choose, finalists
 from qdqspec.types import Consumer, Interval, Placement, RatioTest, Site, Trial
 
 
@@ -168,9 +168,9 @@ def test_a_candidate_rejected_by_the_metric_is_no_finalist() -> None:
         replace(trial(2, MANY, 0.8, won=True), accuracy=0.95),
         trial(3, ALL, 0.9),
     ]
-    assert [reaches(each, None, 0.9) for each in trials] == [True, False, True, True]
-    assert not reaches(replace(trials[2], sqnr_db=10.0), 20.0, 0.9)
-    roles = finalists(trials, ALL, fits=lambda each: reaches(each, None, 0.9))
+    assert [each.reaches(None, 0.9) for each in trials] == [True, False, True, True]
+    assert not replace(trials[2], sqnr_db=10.0).reaches(20.0, 0.9)
+    roles = finalists(trials, ALL, fits=lambda each: each.reaches(None, 0.9))
     assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
 
 

@@ -8,11 +8,11 @@ from functools import partial
 import other_fake
 import pytest
 
+from qdqspec._core.locks import DeviceLock
 from qdqspec.app.preparation.runtimes import lock_of
 from qdqspec.app.session import Session
 from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.errors import BackendError
-from qdqspec.timing.lock import DeviceLock
 from qdqspec.types import Case, TuneRules
 from tests.support.stand_ins import true_ms
 

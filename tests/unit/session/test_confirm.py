@@ -14,7 +14,7 @@ from lab import REFERENCE, known, placement
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import proved_text
-from qdqspec.app.session.confirm import MOST_TIMES, confirm
+from qdqspec.search.confirmation import MOST_TIMES, confirm
 from qdqspec.search.limits import Limits
 from qdqspec.types import Interval, LatencyEvidence, Placement, Race, RatioTest, Samples, SearchLimits, Trial
 

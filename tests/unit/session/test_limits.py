@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,21 @@ from qdqspec.app.evidence.builds import quantized_work, rejected_candidates
 from qdqspec.app.report.facts import errors_table
 from qdqspec.app.report.record import record_from_json, record_to_json
 from qdqspec.app.report.tables import summary_table
-from qdqspec.app.session import Session, pipeline
-from qdqspec.app.session.pipeline import cut_short_text
+from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
+from qdqspec.app.session.tuning import Tuning, cut_short_text
 from qdqspec.checks.rejected import kernel_lines
+from qdqspec.search.confirmation import Confirmed
 from qdqspec.search.limits import Limits
+from qdqspec.search.select import Selection
 from qdqspec.types import (
+    NO_PAIRS,
     Case,
     Consumer,
     Evidence,
     Inputs,
     Interval,
+    LatencyEvidence,
     LayerTime,
     PlacedPair,
     Placement,
@@ -257,7 +261,17 @@ def rejected(known: list[Trial], before: tuple[LayerTime, ...] = ()) -> Sequence
         limits.learn(one)
     lines = [("everything", one) for one in known if one.number == 9]
     ratios = {role: Interval(median=one.ratio, low=one.ratio, high=one.ratio) for role, one in lines}
-    return rejected_candidates(known, lines, ratios, before, limits, OPS)
+    one = Interval(median=1, low=1, high=1)
+    confirmed = Confirmed(
+        choice=Selection(role="reference", placement=NO_PAIRS, reason=""),
+        raw_winner=NO_PAIRS,
+        latency=LatencyEvidence(clock="cpu", samples={}, ratios={}, tested={}, speedup=one, builds=3),
+        front=(),
+        lines=tuple(lines),
+        ratios=ratios,
+        trials=(Trial(number=0, phase="own", placement=NO_PAIRS, layers=before), *known),
+    )
+    return rejected_candidates(confirmed, limits, OPS)
 
 
 def test_candidates_on_both_sides_of_the_limit_are_compared() -> None:
@@ -289,7 +303,7 @@ def digits(
     models: Path, share: float, monkeypatch: pytest.MonkeyPatch, session: Session, **asked: Any
 ) -> Result:
     """The result of a search in which the errors of single blocks may take this share of the time."""
-    monkeypatch.setattr(pipeline, "_result", partial(pipeline._result, errors_share=share))
+    monkeypatch.setattr(Tuning, "_result", partialmethod(Tuning._result, errors_share=share))
     data = models.parent / "data" / "digits_calibration.npz"
     return session.tune(models / "digits_resnet.onnx", calibration=data, corrections="none", **asked)
 

@@ -16,13 +16,12 @@ from written_cases import digits_case
 from qdqspec._core.arrays import Array
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.evaluator import Offset
+from qdqspec.accuracy.predict import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.app.session import Session
-from qdqspec.app.session.oracle import RehearsalOracle, RehearsedMetric, Rehearser
-from qdqspec.app.session.tuning import named, trials_of
+from qdqspec.app.session.tuning import named, rehearser_of, trials_of
 from qdqspec.errors import BackendError
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
-from qdqspec.search.limits import MetricLimit
 from qdqspec.search.loop import Built, Contest
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import (
@@ -118,7 +117,7 @@ def notes() -> list[str]:
 @pytest.fixture
 def rehearsing(open_session: Open, case: Case) -> Iterator[tuple[Rehearser, SchemeSpace]]:
     bench = open_session().work(case).prepared
-    with Rehearser(bench, bench.comparison_data()) as rehearser:
+    with rehearser_of(bench, bench.comparison_data()) as rehearser:
         yield rehearser, bench.space
 
 
@@ -126,7 +125,7 @@ def rehearsing(open_session: Open, case: Case) -> Iterator[tuple[Rehearser, Sche
 def opened(
     rehearsing: tuple[Rehearser, SchemeSpace], notes: list[str]
 ) -> tuple[RehearsalOracle, SchemeSpace]:
-    return RehearsalOracle(*rehearsing, notes.append), rehearsing[1]
+    return RehearsalOracle(rehearsing[0], notes.append), rehearsing[1]
 
 
 def trial(placement: Placement, sqnr_db: float, **more: float) -> Trial:
@@ -162,7 +161,7 @@ def test_an_oracle_without_enough_memory_returns_nothing_with_a_note(
 def test_sensitivities_that_take_too_much_time_are_skipped(
     rehearsing: tuple[Rehearser, SchemeSpace], notes: list[str], seconds: float, known: bool
 ) -> None:
-    oracle = RehearsalOracle(*rehearsing, notes.append, lambda: seconds)
+    oracle = RehearsalOracle(rehearsing[0], notes.append, lambda: seconds)
     assert (oracle.noise() is not None) == known
     assert ["was skipped: raise the time limit" in note for note in notes] == [True] * (not known)
 
@@ -173,7 +172,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
     def failing(*_: object, **__: object) -> None:
         raise BackendError("the runtime could not build a part")
 
-    monkeypatch.setattr("qdqspec.app.session.oracle.find_sensitivities", failing)
+    monkeypatch.setattr("qdqspec.accuracy.predict.find_sensitivities", failing)
     oracle, space = opened
     assert oracle.noise() is None
     assert oracle.predicted_db(space.resolve(space.everything())) is not None
@@ -184,7 +183,7 @@ def test_placements_are_predicted_even_if_the_noise_of_labels_cannot_be_measured
 
 def test_no_placement_is_rehearsed_after_the_time_limit(rehearsing: tuple[Rehearser, SchemeSpace]) -> None:
     left, (rehearser, space) = 1e6, rehearsing
-    oracle = RehearsalOracle(rehearser, space, lambda _: None, lambda: left)
+    oracle = RehearsalOracle(rehearser, lambda _: None, lambda: left)
     everything, first = space.resolve(space.everything()), space.units[0]
     known = oracle.predicted_db(everything)
     left = 0.0
@@ -209,12 +208,11 @@ def test_the_metric_of_a_placement_is_expected_as_rehearsed_with_the_loss_of_bui
     everything = space.everything()
     some = dict(list(everything.items())[1:])  # with less noise: its loss applies to both
     reference = scores.of_reference("size", None).value
-    with Rehearser(prepared, prepared.comparison_data()) as rehearser:
+    with rehearser_of(prepared, prepared.comparison_data()) as rehearser:
         placed = [space.resolve(each) for each in (some, everything)]
         values = [scores.of_engine(rehearser.rehearsal.engine(each), "size", None).value for each in placed]
-        rules, least = AccuracyRules(metric="size", min=0.0), min(values) - 0.1
-        limit = MetricLimit(least=least, rules=rules, reference=reference, samples=4, score=lambda _: 0.0)
-        oracle = RehearsalOracle(rehearser, space, [].append, metric=RehearsedMetric(scores, limit))
+        rules = AccuracyRules(metric="size", min=min(values) - 0.1)
+        oracle = RehearsalOracle(rehearser, [].append, metric=RehearsedMetric(scores, rules, reference))
         assert oracle.keeps_metric(placed[0]) is True
         db = oracle.predicted_db(placed[0])
         assert db is not None

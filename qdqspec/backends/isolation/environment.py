@@ -17,11 +17,11 @@ from pathlib import Path
 from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.programs import python_command
 from qdqspec._core.records import from_data, to_data
-from qdqspec.backends import Availability, BuildOptions
+from qdqspec.backends.base import Availability, BuildOptions, backend_named
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.types import DeviceKey
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _SECONDS = 120.0  # to import a runtime, on a loaded machine
 _MISSING = re.compile(r"No module named '([\w.]+)'")
 
@@ -85,8 +85,6 @@ class Environment:
 
 
 def _main(backend: str, options: str) -> None:
-    from qdqspec.backends import backend_named
-
     words = from_data(BuildOptions, json.loads(options))
     found = backend_named(backend)
     state = found.probe(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,36 +13,32 @@ import numpy as np
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import Closing
 from qdqspec._core.units import count_text, metric_text, seconds_text
-from qdqspec.accuracy import (
-    Evaluator,
-    Offset,
-    Rehearsal,
-    RehearsalRefusedError,
-    Score,
-    Scores,
-    find_sensitivities,
-    label_noise,
-)
-from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.runtimes import reference_runtime
+from qdqspec.accuracy.evaluator import Evaluator, Offset
+from qdqspec.accuracy.metrics import Score, Scores
+from qdqspec.accuracy.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities, label_noise
 from qdqspec.errors import BackendError, DataError, PlacementError
 from qdqspec.qdq import SchemeSpace, sites_of
-from qdqspec.search import MetricLimit
-from qdqspec.types import EXACT_DB, NO_PAIRS, BlockError, LabelNoise, Placement, Site, Trial
+from qdqspec.types import EXACT_DB, NO_PAIRS, AccuracyRules, BlockError, LabelNoise, Placement, Site, Trial
 
 LOST_DB = -100.0  # below it outputs have another shape or are not finite: the SQNR is -200 dB and the offset
 _Result = TypeVar("_Result")
 
 
 class Rehearser(Closing):
-    """Rehearses placements of a case on ``data``, given with its name.
+    """The rehearsal of a search on ``feeds``, with all pairs of a space, built on first use.
 
-    The graph, with all pairs of the case's space, is built on first use, and again for a placement with other pairs.
+    It is built again for a placement with other pairs. ``build`` makes the rehearsal of sites; what it opens besides is
+    closed by the stack that it is given.
     """
 
-    def __init__(self, prepared: Prepared, data: tuple[Iterable[Feed], str]) -> None:
-        self._prepared, (self.feeds, self._data) = prepared, data
-        self._sites: tuple[Site, ...] = ()
+    def __init__(
+        self,
+        space: SchemeSpace,
+        feeds: Iterable[Feed],
+        build: Callable[[Sequence[Site], ExitStack], Rehearsal],
+    ) -> None:
+        self.space, self.feeds, self._build = space, feeds, build
+        self._others: tuple[Site, ...] = ()  # of placements outside of the space
         self._rehearsal: Rehearsal | None = None
         self._opened = ExitStack()
 
@@ -50,17 +46,7 @@ class Rehearser(Closing):
     def rehearsal(self) -> Rehearsal:
         """The rehearsal of the space. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
         if self._rehearsal is None:
-            prepared = self._prepared
-            self._sites = self._sites or sites_of(prepared.space)
-            rehearsal = Rehearsal(
-                prepared.model,
-                self._sites,
-                prepared.numbers,
-                lambda: self.feeds,
-                reference_runtime(self._opened, prepared.options, prepared.backend),
-                data=self._data,
-                rounds_biases=prepared.capabilities.rounds_biases,
-            )
+            rehearsal = self._build((*sites_of(self.space), *self._others), self._opened)
             self._rehearsal = self._opened.enter_context(rehearsal)
         return self._rehearsal
 
@@ -69,7 +55,7 @@ class Rehearser(Closing):
         try:
             self.rehearsal.switches.setting(placement)
         except PlacementError:
-            self._sites = (*self._sites, *placement.ordered)
+            self._others += placement.ordered
             self.close()
         return self.rehearsal
 
@@ -81,7 +67,7 @@ class Rehearser(Closing):
 
 @dataclass(slots=True)
 class RehearsedMetric:
-    """Expects the metric of placements: of the reference, plus the change in a rehearsal, plus an offset from builds.
+    """Expects the metric of placements: the ``reference``'s, plus the change in a rehearsal, plus an offset of builds.
 
     The offset is the median over builds whose SQNR is not lower than the placement's: the loss of a build beyond its
     rehearsal does not apply to placements with less noise. Each placement may take ``share`` of the time that the
@@ -90,7 +76,8 @@ class RehearsedMetric:
     """
 
     scores: Scores
-    limit: MetricLimit
+    rules: AccuracyRules
+    reference: float
     share: float = 0.005
     least_feeds: int = 16
     _feeds: int = 0  # used for each placement
@@ -118,29 +105,33 @@ class RehearsedMetric:
         except DataError:  # of the metric itself, such as on a part of the samples; it is computed for builds
             return None
         self._sqnr_db[digest] = sqnr_db
-        return self._expected(digest) + self._tolerance >= self.limit.least
+        return self._expected(digest) + self._tolerance >= self._least
 
     def learn(self, trial: Trial) -> None:
         """Add the measured metric of a rehearsed candidate to the estimate of the offset."""
         change = self._known.get(trial.placement.digest)
         if change is not None and trial.accuracy is not None:
             sqnr_db = trial.sqnr_db if trial.all_data_db is None else trial.all_data_db
-            self._built[trial.placement.digest] = sqnr_db, trial.accuracy - self.limit.reference - change
+            self._built[trial.placement.digest] = sqnr_db, trial.accuracy - self.reference - change
 
     def refused_text(self) -> str:
         """The number of rehearsed placements expected to miss the limit and their best value; empty for none."""
         values = [self._expected(digest) for digest in self._known if digest not in self._built]
-        missed = [value for value in values if value + self._tolerance < self.limit.least]
+        missed = [value for value in values if value + self._tolerance < self._least]
         if not missed:
             return ""
-        rules, count = self.limit.rules, count_text(len(missed), "rehearsed placement")
-        least, most = metric_text(rules.metric, self.limit.least), metric_text(rules.metric, max(missed))
+        rules, count = self.rules, count_text(len(missed), "rehearsed placement")
+        least, most = metric_text(rules.metric, self._least), metric_text(rules.metric, max(missed))
         return f"expected below {rules.key} {least} and not built: {count}, {most} at most"
 
     def _expected(self, digest: str) -> float:
         own = self._sqnr_db.get(digest)
         offsets = [offset for db, offset in self._built.values() if own is None or db is None or db >= own]
-        return self.limit.reference + self._known[digest] + float(np.median(offsets or [0.0]))
+        return self.reference + self._known[digest] + float(np.median(offsets or [0.0]))
+
+    @property
+    def _least(self) -> float:
+        return self.rules.least(self.reference)
 
     @property
     def _tolerance(self) -> float:
@@ -150,7 +141,7 @@ class RehearsedMetric:
         return 1.0 / self._float.samples
 
     def _score(self, placement: Placement, rehearsal: Rehearsal) -> Score:
-        engine, rules = rehearsal.engine(placement), self.limit.rules
+        engine, rules = rehearsal.engine(placement), self.rules
         return self.scores.of_engine(engine, rules.metric, rules.output, feeds=self._feeds)
 
 
@@ -170,7 +161,6 @@ class RehearsalOracle:
     """
 
     rehearser: Rehearser
-    space: SchemeSpace
     note: Callable[[str], None]
     left: Callable[[], float | None] = lambda: None
     metric: RehearsedMetric | None = None
@@ -311,7 +301,8 @@ class RehearsalOracle:
             return
 
         def analysis() -> LabelNoise | None:
-            everything = self.space.resolve(self.space.everything())
+            space = self.rehearser.space
+            everything = space.resolve(space.everything())
             self.rehearsed_db(everything)  # shows the time of a run
             rehearsal = self.rehearser.including(everything)
             switch_seconds = rehearsal.run_seconds * len(rehearsal.switches)
@@ -329,7 +320,7 @@ class RehearsalOracle:
             samples = rehearsal.samples if is_cheap else 1
             try:
                 noise = find_sensitivities(rehearsal, samples=samples, together=together)
-                return label_noise(rehearsal, noise, self.space)
+                return label_noise(rehearsal, noise, space)
             except BackendError as error:
                 self._missing = f"the error of each Q/DQ pair alone could not be measured: {error.what}"
                 return None

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec._core import locks
+from qdqspec._core.locks import DeviceLock, RunLock
 from qdqspec.errors import OutputError, StateError
-from qdqspec.timing import lock
-from qdqspec.timing.lock import DeviceLock, RunLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.timing.lock import DeviceLock, RunLock
+from qdqspec._core.locks import DeviceLock, RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -31,7 +31,7 @@ DEVICE_HOLDER = HOLDER.replace("RunLock(Path", "DeviceLock('a cpu', folder=Path"
 
 @pytest.fixture(autouse=True)
 def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_REPORTED", set())
+    monkeypatch.setattr(locks, "_REPORTED", set())
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def test_a_thread_does_not_wait_for_its_own_timed_section(tmp_path: Path) -> Non
     waits: list[float] = []
     key = "Some GPU / int8: VNNI"
     with DeviceLock(key, folder=tmp_path), DeviceLock(key, folder=tmp_path, waited=waits.append):
-        assert waits[0] < lock._PATIENCE
+        assert waits[0] < locks._PATIENCE
         assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"Some-GPU-int8-VNNI"}
     with DeviceLock(key, folder=tmp_path):
         pass

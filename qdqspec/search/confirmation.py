@@ -11,18 +11,9 @@ from typing import TypeVar
 
 from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
-from qdqspec.app.session.tuning import FINALISTS
 from qdqspec.errors import BackendError
-from qdqspec.search import (
-    Limits,
-    Selection,
-    choose,
-    finalists,
-    front_of,
-    is_candidate,
-    reaches,
-    shortfall_text,
-)
+from qdqspec.search.limits import Limits
+from qdqspec.search.select import Selection, choose, finalists, front_of, raw_winner
 from qdqspec.timing import CONFIRM_BUILDS, Bench
 from qdqspec.types import (
     EXACT_DB,
@@ -37,6 +28,7 @@ from qdqspec.types import (
 )
 
 MOST_TIMES = 4  # repetitions of the confirmation, at most, while the result is undecided
+FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 _Value = TypeVar("_Value")
 
@@ -46,20 +38,29 @@ class Confirmed:
     """The choice, the measurement behind it, and the Pareto front for two objectives.
 
     ``lines`` are the finalists' trials for the journal, and ``ratios`` their times over the reference's, by role;
-    ``trials`` are those of the search, with the accuracies measured since.
+    ``trials`` are those of the search, with the accuracies measured since. ``raw_winner`` combines all wins in parts of
+    the model, for strategies that build that; else it is the best of the search.
     """
 
     choice: Selection
+    raw_winner: Placement
     latency: LatencyEvidence
     front: tuple[FrontPoint, ...]
     lines: tuple[tuple[str, Trial], ...]
     ratios: Mapping[str, Interval]
     trials: tuple[Trial, ...]
 
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The confirmed times over the reference's, by digest."""
+        digests = {role: line.placement.digest for role, line in self.lines}
+        ratios = {digests[role]: ratio for role, ratio in self.ratios.items()}
+        return {**ratios, self.choice.placement.digest: self.latency.ratios["tuned"]}
 
-def most_builds(*, pareto: bool) -> tuple[int, int]:
-    """The largest number of builds of a confirmation, and of its repetitions."""
-    builds = CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
+
+def most_builds(*, pareto: bool = False, given: bool = False) -> tuple[int, int]:
+    """The largest number of builds of a confirmation, also of a model ``given`` quantized, and of its repetitions."""
+    builds = CONFIRM_BUILDS * (FINALISTS + given + (FRONT if pareto else 0))
     return builds, 0 if pareto else MOST_TIMES * builds
 
 
@@ -82,12 +83,12 @@ def confirm(
     the latter is timed as `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the
     reference does not build again.
     """
-    own, min_gain, files = _Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
+    own, min_gain, files = Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
     roles = finalists(
         trials,
         everything,
         fits=lambda trial: limits.admits(trial.placement),
-        admits=lambda placement: admits(placement, bench, limits),
+        admits=own.admits,
     )
     builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
     if everything.digest not in own.built and not deadline.allows(builds_seconds, times=2):
@@ -95,7 +96,7 @@ def confirm(
     timed = dict(roles)
     if pareto:  # those of the front that are not finalists, including those below an SQNR limit
         known = {placement.digest for placement in roles.values()}
-        fit = [trial for trial in trials if reaches(trial, None, limits.min_accuracy)]
+        fit = [trial for trial in trials if trial.reaches(None, limits.min_accuracy)]
         members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
         timed |= {f"front-{number}": placement for number, placement in enumerate(members, 1)}
     if "reference" in files:
@@ -114,6 +115,7 @@ def confirm(
     lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
     return Confirmed(
         choice=choice,
+        raw_winner=raw_winner(trials) or roles["winner"],
         latency=_renamed(measured, choice.role, (FLOAT32, *files)),
         front=points,
         lines=tuple(zip(roles, map(own.scored, lines), strict=True)),
@@ -139,30 +141,8 @@ def _widened(ratio: RatioTest, factor: float = 1.4) -> RatioTest:
     return replace(ratio, mean=ratio.mean.widened(factor))
 
 
-def admits(placement: Placement, bench: Bench, limits: Limits) -> bool:
-    """Whether a placement meets the constraints on all data; it is measured if a few samples do not exclude it."""
-    return _measure_accuracy(placement, bench, limits, only_near=True) and limits.admits(placement)
-
-
-def _measure_accuracy(placement: Placement, bench: Bench, limits: Limits, *, only_near: bool = False) -> bool:
-    """Measure a placement on all data once, with ``only_near`` if it is not below the SQNR limit on a few samples.
-
-    False if it is not measured: it is below the limit, or it fails.
-    """
-    if not limits.are_measured or not placement.sites or limits.is_known(placement):
-        return True
-    try:
-        with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
-            if only_near and limits.is_below(placement, several):
-                return False
-            limits.confirm(placement, several)
-    except BackendError:
-        return False
-    return True
-
-
 @dataclass(frozen=True, slots=True)
-class _Confirmation:
+class Confirmation:
     """The inputs of a selection: the trials, the bench that verifies placements, and the constraints."""
 
     trials: Sequence[Trial]
@@ -180,6 +160,27 @@ class _Confirmation:
         return {
             t.placement.digest for t in self.trials if not t.subgraph and not self.limits.admits(t.placement)
         }
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the constraints on all data; measured if a few samples do not exclude it."""
+        return self.measure(placement, only_near=True) and self.limits.admits(placement)
+
+    def measure(self, placement: Placement, *, only_near: bool = False) -> bool:
+        """Measure a placement on all data once, with ``only_near`` if it is not below the SQNR limit on a few samples.
+
+        False if it is not measured: it is below the limit, or it fails.
+        """
+        bench, limits = self.bench, self.limits
+        if not limits.are_measured or not placement.sites or limits.is_known(placement):
+            return True
+        try:
+            with closing(bench.open(placement)) as engine, bench.several(placement, engine) as several:
+                if only_near and limits.is_below(placement, several):
+                    return False
+                limits.confirm(placement, several)
+        except BackendError:
+            return False
+        return True
 
     def scored(self, trial: Trial) -> Trial:
         """The trial with the task metric of its placement, if measured by now."""
@@ -206,11 +207,11 @@ class _Confirmation:
                 ratios,
                 barred=barred,
                 min_gain=limits.asked.min_gain,
-                shortfall=shortfall_text(limits, timed),
+                shortfall=limits.shortfall_text(timed),
                 slower=_slower_text(timed, limits),
                 plain=plain,
             )
-            if choice.unchanged or admits(choice.placement, self.bench, limits):
+            if choice.unchanged or self.admits(choice.placement):
                 return choice
             barred.add(choice.placement.digest)
 
@@ -239,7 +240,7 @@ class _Confirmation:
             nonlocal left, started
             is_first, seconds = left == MOST_TIMES, deadline.spent - started
             faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
-            likely = [ratios[role] for role in faster if admits(able[role], self.bench, self.limits)]
+            likely = [ratios[role] for role in faster if self.admits(able[role])]
             tests = likely if is_first else map(_widened, likely)
             if not left or not likely or any(test.proves(min_gain) for test in tests):
                 return False
@@ -271,7 +272,7 @@ class _Confirmation:
         for ratio, placement in (*ranked, (measured.ratios["reference"], roles["reference"])):
             sqnr_db = EXACT_DB
             if placement.sites:
-                if ratio.median >= 1 or not _measure_accuracy(placement, self.bench, limits):
+                if ratio.median >= 1 or not self.measure(placement):
                     continue
                 figures = limits.figures(placement)
                 is_below = least is not None and figures.score is not None and figures.score < least
@@ -297,7 +298,7 @@ def _slower_text(trials: Sequence[Trial], limits: Limits) -> str:
 
     If none is within the limits, that all are slower.
     """
-    known = {t.placement: t.ratio for t in trials if is_candidate(t) and t.ratio is not None}
+    known = {t.placement: t.ratio for t in trials if t.is_candidate and t.ratio is not None}
     ratios = [ratio for placement, ratio in known.items() if limits.admits(placement)]
     if not known or min(ratios or known.values()) < 1:
         return ""
