@@ -44,7 +44,7 @@ from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import tie_ranges
 from qdqspec.qdq.region_schemes import Frames, parse_scheme, placement_of, schemes_of
-from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.qdq.survival import check_survival
@@ -168,9 +168,9 @@ class Audit:
         if not self.is_quantized:
             return NOTHING
         imported = import_placement(self.given)
-        write_scheme(self.folder / "scheme.json", imported)
+        imported.write(self.folder / "scheme.json")
         stripped = Model(strip_qdq(self.given).proto, path=self.path)
-        applied = apply_scheme(stripped, self.folder / "scheme.json")
+        applied = SchemeFile.read(self.folder / "scheme.json").apply(stripped)
         save_model(applied.proto, self.folder / "again.onnx", base=self.path.parent)
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         ours, theirs = (_session(path, level) for path in (self.folder / "again.onnx", self.path))

@@ -44,7 +44,7 @@ from qdqspec.app.session import Session
 from qdqspec.graph.fold import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.storage import save_model
-from qdqspec.qdq.import_qdq import placement_for
+from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import Inserter
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
 
@@ -180,7 +180,7 @@ class Peer:
 
     def written(self, candidate: onnx.ModelProto) -> onnx.ModelProto:
         """The candidate with its points in the form of ONNX Runtime."""
-        fitted, _ = placement_for(self.bench.model, Model(candidate))
+        fitted, _ = import_placement(Model(candidate), self.bench.model).placement_for(self.bench.model)
         sites = (self._shown(site) for site in fitted.sites)
         placement = Placement(sites=frozenset(site for site in sites if site is not None))
         return self._inserter.insert(placement).proto if placement.sites else self.bench.given.proto

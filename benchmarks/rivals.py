@@ -22,7 +22,7 @@ from real_data import RealModel
 from qdqspec.graph.model import load_model
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.import_qdq import import_placement
-from qdqspec.qdq.scheme_file import apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.types import PlacedPair
 
 LIMIT_S = 180.0
@@ -97,8 +97,8 @@ def _insert_unsigned(original: Path, made: Path, output: Path) -> None:
     given = load_model(original)
     imported = import_placement(load_model(made), given)
     scheme = output.with_suffix(".scheme.json")
-    write_scheme(scheme, replace(imported, pairs=tuple(map(_unsigned, imported.pairs))))
-    save_model(apply_scheme(given, scheme).proto, output, base=original.parent)
+    replace(imported, pairs=tuple(map(_unsigned, imported.pairs))).write(scheme)
+    save_model(SchemeFile.read(scheme).apply(given).proto, output, base=original.parent)
 
 
 def _unsigned(pair: PlacedPair) -> PlacedPair:

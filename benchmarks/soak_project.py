@@ -25,7 +25,7 @@ from qdqspec.app.evidence.baselines import read_baseline
 from qdqspec.app.report.record import case_from_json, read_record
 from qdqspec.errors import QdqspecError
 from qdqspec.qdq.region_schemes import PatternCache
-from qdqspec.qdq.scheme_file import read_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 
 SPECS = Path(__file__).parents[1] / "specs"
 SPEC = """\
@@ -202,7 +202,7 @@ def left_behind(project: Project) -> list[str]:
 
 def _reader(path: Path) -> Callable[[Path], object] | None:
     by_name: dict[str, Callable[[Path], object]] = {
-        "scheme.json": read_scheme,
+        "scheme.json": SchemeFile.read,
         "patterns.yaml": PatternCache.read,
         "result.json": lambda p: case_from_json(json.loads(p.read_text())),
         "run.json": read_record,

@@ -31,6 +31,11 @@ MOST_SPACED = 1 << 17  # values of one tensor in one sample that a histogram cou
 LOST_SHARE = 1 / 512  # of the largest magnitude: smaller values round to zero in 8 bits
 
 
+def as_real(values: Array) -> Array:
+    """Values of type bfloat16, which numpy lacks, converted to float32 (exact); others unchanged."""
+    return values.astype(np.float32) if values.dtype.name == "bfloat16" else values
+
+
 def extremes(values: Array) -> Array:
     """The smallest and the largest value; NaN twice if one is NaN; nothing of an empty array.
 
@@ -76,12 +81,6 @@ def is_faithful(given: Array, cast: Array) -> bool:
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((given == cast).all())
     return bool((np.isfinite(cast) | np.isinf(given)).all())
-
-
-def as_real(values: Array) -> Array:
-    """Floats of a type that numpy lacks, such as bfloat16, converted to float32 (exact); others unchanged."""
-    is_foreign = values.dtype.kind == "V" and values.dtype.name == "bfloat16"
-    return values.astype(np.float32) if is_foreign else values
 
 
 # ---- frames --------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 from .compare import (
     SampleOutputs as SampleOutputs,  # the outputs for one sample
     compare_outputs as compare_outputs,  # compare outputs over all samples
-    noise_power as noise_power,  # the sum of squared differences where the reference is finite
     power_of as power_of,  # noise power over signal power
-    signal_power as signal_power,  # the sum of the squares of the finite values that are no masks
     sqnr_db as sqnr_db,  # ten times the log of signal power over noise power
+    sqnr_of_runs as sqnr_of_runs,  # the SQNR of an output over several runs
 )
 from .culprits import (
     rank_pairs as rank_pairs,  # the pairs of a model with the largest error, and the error of all

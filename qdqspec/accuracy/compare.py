@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from qdqspec._core.arrays import Array, Feed, Floats
 from qdqspec._core.units import count_text
 from qdqspec.accuracy.data import Dataset, without_fill
 from qdqspec.errors import DataError
-from qdqspec.types import NO_NUMBER, NO_SIGNAL, ParityEvidence, TensorParity, TopK, WorstSlice
+from qdqspec.types import EXACT_DB, NO_NUMBER, NO_SIGNAL, ParityEvidence, TensorParity, TopK, WorstSlice
 
 Outputs: TypeAlias = Mapping[str, Array]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -327,6 +327,14 @@ def sqnr_db(signal: float, noise: float) -> float:
         return math.inf
     # As a difference, since the ratio of two powers may exceed the range of a float.
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
+
+
+def sqnr_of_runs(expected: Sequence[Array], seen: Sequence[Array | None]) -> float:
+    """The SQNR of an output over all runs; one that has no signal in any of them is equal if it can be compared."""
+    signal = sum(map(signal_power, expected))
+    noise = sum(noise_power(one, other) for one, other in zip(expected, seen, strict=True))
+    found = EXACT_DB if not signal and noise < math.inf else sqnr_db(signal, noise)
+    return float(np.clip(found, -EXACT_DB, EXACT_DB))
 
 
 def judged(outputs: Mapping[_Name, Array]) -> dict[_Name, Array]:

@@ -15,7 +15,7 @@ from qdqspec.accuracy.compare import power_of, sqnr_db as ratio_db
 from qdqspec.accuracy.evaluator import Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, RehearsedEngine, Runtime
 from qdqspec.graph import Model
-from qdqspec.qdq import BIAS_FORMAT, Equalization, SchemeNumbers, fit_scheme
+from qdqspec.qdq import Equalization, fit_scheme
 from qdqspec.types import EXACT_DB, Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 Pairs: TypeAlias = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
@@ -40,11 +40,10 @@ def rank_pairs(
     `BackendError` or `RehearsalRefusedError` if the runtime does not compute the model.
     """
     fitted = fit_scheme(model, pairs, factors=factors)
-    model, fitting = fitted.model, fitted.pairs
-    sites = frozenset(pair.site for pair in fitting)
-    groups = _group_pairs(model, sites)
-    numbers, floating = SchemeNumbers(model, fitting), (pair.site for pair in fitting if not pair.stored)
-    with Rehearsal(model, sites, numbers, tuple, runtime, floating=floating) as rehearsal:
+    sites, groups = fitted.placement.sites, fitted.groups
+    with Rehearsal(
+        fitted.model, sites, fitted.numbers, tuple, runtime, floating=fitted.floating
+    ) as rehearsal:
 
         def engine(some: Iterable[Site]) -> RehearsedEngine:
             return rehearsal.engine(Placement(sites=frozenset(some)))
@@ -72,22 +71,6 @@ def rank_pairs(
         samples=evaluator.samples,
         missing="" if len(found) == min(most or math.inf, len(groups)) else "the time was over",
     )
-
-
-def _group_pairs(model: Model, sites: frozenset[Site]) -> list[Pairs]:
-    """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
-    biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
-    found: list[Pairs] = []
-
-    def place(site: Site) -> tuple[int, str]:
-        readers = (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name)
-        return min(readers, default=0), site.row
-
-    for site in sorted(sites, key=place):
-        if site.format != BIAS_FORMAT:
-            bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
-            found.append((site,) if bias is None else (site, bias))
-    return found + [(site,) for site in biases.values()]
 
 
 def noisiest(

@@ -22,7 +22,6 @@ from .equalize import (
     touched as touched,  # the changes of tensors or constants that a placement quantizes
 )
 from .excerpt import (
-    Excerpt as Excerpt,  # a part of a model
     Excerpts as Excerpts,  # cuts parts out of one model, whose inputs have these shapes
 )
 from .factors import (
@@ -32,20 +31,17 @@ from .factors import (
 from .formats import (
     BIAS_FORMAT as BIAS_FORMAT,  # int32, always stored as integers
     FORMATS as FORMATS,  # all number formats by name
-    QuantParams as QuantParams,  # scale and zero point of one Q/DQ pair
+    QuantParams as QuantParams,  # scale and zero point of one Q/DQ pair, and its arithmetic
     number_format as number_format,  # the format of that name
 )
 from .import_qdq import (
-    Imported as Imported,  # the placement of a quantized model with its numbers, and notes for the reader
+    KeptScales as KeptScales,  # the scales that quantized models have for tensors of a model
     import_placement as import_placement,  # import the Q/DQ pairs of a model, made by any tool
-    placement_for as placement_for,  # the placement of a quantized model for its float original
 )
 from .insert import (
     Inserter as Inserter,  # makes candidates of one model; the common parts are prepared once
 )
 from .match import (
-    PASSED_OVER as PASSED_OVER,  # operators that tools remove and insert
-    Matcher as Matcher,  # finds sites in one model
     fit_scheme as fit_scheme,  # the pairs as sites of the model that they were made for
 )
 from .pairs import (
@@ -53,20 +49,12 @@ from .pairs import (
     biased_layer as biased_layer,  # the Conv that alone reads a weight, if its bias is its own
 )
 from .quantizer import (
-    Corrections as Corrections,  # ranges and scales that replace those of calibration
     Quantizer as Quantizer,  # gives scale and zero point of a site, and the integers of a weight
     WeightKey as WeightKey,  # tensor, number format, axis of the scales
-    along as along,  # scale or zero point in a shape that broadcasts over the tensor's
-    dequantize as dequantize,  # the real values of stored numbers
-    params_of as params_of,  # scale and zero point of a pair of a scheme
-    quantize as quantize,  # the stored numbers of ``values``
     weight_key as weight_key,  # the key of a weight's numbers, which do not depend on its consumers
-    weight_params as weight_params,  # scale and zero point of a weight, from its values
 )
 from .ranges import (
     TensorRange as TensorRange,  # the lowest and highest real value to represent
-    keep_ranges as keep_ranges,  # the ranges with given ones, also for copies of their tensors
-    saturations as saturations,  # the ends of what the readers of these tensors distinguish
     tie_ranges as tie_ranges,  # give one range to tensors that a runtime merges at equal scales
 )
 from .recognize import (
@@ -77,16 +65,11 @@ from .region_schemes import (
     PatternCache as PatternCache,  # the best schemes of each pattern, as a file, for warm starts
 )
 from .scheme_file import (
-    SchemeFile as SchemeFile,  # content of a scheme file
-    SchemeNumbers as SchemeNumbers,  # the numbers of a scheme in the form that insertion needs
-    apply_scheme as apply_scheme,  # the model with the pairs and numbers of a scheme
-    read_scheme as read_scheme,  # read a scheme file
-    write_scheme as write_scheme,  # write a placement and the numbers of its sites
+    SchemeFile as SchemeFile,  # content of a scheme file, which it reads, writes and applies to a model
 )
 from .search_space import (
     SchemeSpace as SchemeSpace,  # all placements of one model that the backend can use and the spec allows
     judge as judge,  # the nodes that a backend's search may quantize, and reasons against others
-    project as project,  # the placement of the labels derived from the sites
 )
 from .strip import (
     strip_qdq as strip_qdq,  # the float model of a model with Q/DQ pairs
@@ -105,5 +88,4 @@ from .units import (
     Form as Form,  # the quantized parts of a unit in one format
     Unit as Unit,  # an operator with the nodes fused into it
     Units as Units,  # all units of a model
-    format_choices as format_choices,  # the formats of a case that the backend supports
 )

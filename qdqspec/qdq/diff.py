@@ -18,9 +18,8 @@ from qdqspec._core.units import count_text, list_text, plain
 from qdqspec.graph import Model
 from qdqspec.qdq.chains import ScaledConstant
 from qdqspec.qdq.equalize import equalizations_of, scaled
-from qdqspec.qdq.formats import QuantParams
+from qdqspec.qdq.formats import QuantParams, along
 from qdqspec.qdq.pair_numbers import COMPUTED
-from qdqspec.qdq.quantizer import along
 from qdqspec.qdq.skeleton import (
     Skeleton,
     SkeletonDiff,

@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.graph import Model
-from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, find_chains
+from qdqspec.qdq.capabilities import Capabilities
+from qdqspec.qdq.chains import Absorber, Chain, Equalization, ScaledConstant, branched, find_chains
 from qdqspec.qdq.equalize import ScaledValues, branches_of, equalized
-from qdqspec.types import Site
+from qdqspec.qdq.search_space import SchemeSpace
+from qdqspec.types import QuantizeRules, Site
 
 _STEPS = 255  # of an activation
 _TINY = 1e-30
@@ -52,30 +54,31 @@ def choose_equalizations(
 
 def choose_branches(
     model: Model,
-    possible: Collection[Equalization],
+    capabilities: Capabilities,
+    rules: QuantizeRules,
     observed: Callable[[Model, Sequence[str]], Iterable[Mapping[str, Array]]],
-    *,
-    saturates: bool,
-    least_gain: float,
+    least_gain: float = 0.5,
 ) -> tuple[Equalization, ...]:
-    """Those of the ``possible`` branches that some factors improve by ``least_gain``, with these.
+    """The branches whose factors reduce the estimated error of the linear operators behind by ``least_gain``.
 
-    ``observed`` gives the values of tensors of a model, which is the one with all products.
+    A product takes time, so that less is not worth it. ``observed`` gives the values of tensors of a model, which is
+    the one with all products.
     """
-    by_product = {change.branch.product: change for change in possible if change.branch is not None}
-    extended = equalized(model, possible)
-    chains = [chain for chain in find_chains(extended) if chain.maker.name in by_product]
+    possible = {change.branch.product: change for change in branched(model) if change.branch is not None}
+    readers = {name for change in possible.values() if change.branch for name in change.branch.readers}
+    if not readers or not SchemeSpace(model, capabilities, allowed=readers, rules=rules).units:
+        return ()
+    extended = equalized(model, tuple(possible.values()))
+    chains = [chain for chain in find_chains(extended) if chain.maker.name in possible]
     chosen = choose_factors(
         extended,
         chains,
         lambda sources: observed(extended, sources),
         per_channel={absorber.weight.tensor for chain in chains for absorber in chain.absorbers},
-        saturates=saturates,
+        saturates=capabilities.reduce_range,
         least_gain=least_gain,
     )
-    return tuple(
-        replace(by_product[chain.maker.name], exponents=change.exponents) for chain, change in chosen
-    )
+    return tuple(replace(possible[chain.maker.name], exponents=change.exponents) for chain, change in chosen)
 
 
 def choose_factors(

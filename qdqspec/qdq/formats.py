@@ -1,13 +1,15 @@
-"""The number formats that a Q/DQ pair can use, one entry each."""
+"""The number formats that a Q/DQ pair can use, one entry each, and the arithmetic of a pair."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqspec._core.arrays import Array
 from qdqspec._core.registry import did_you_mean
 from qdqspec.errors import ConfigError
 
@@ -149,6 +151,35 @@ class QuantParams:
         """The real value of one unit of the stored numbers, in the shape of ``scale``."""
         return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)
 
+    def quantize(self, values: npt.NDArray[np.floating]) -> Array:
+        """The stored numbers of ``values``: saturate(round half to even(value / scale) + zero point).
+
+        The arithmetic is in float32 like ONNX QuantizeLinear.
+        """
+        step, zero_point = self._broadcast(values.shape)
+        fmt = self.format
+        # float32 is not exact up to 2**31; and a scalar has to stay an array
+        wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
+        grid = np.asarray(np.divide(values.astype(wide, copy=False), step))
+        if not fmt.floating:  # otherwise the cast below rounds
+            np.rint(grid, out=grid)  # in place: a weight may take gigabytes
+            grid += zero_point
+        np.clip(grid, fmt.low, fmt.high, out=grid)
+        return np.asarray(grid.astype(fmt.dtype))
+
+    def dequantize(self, stored: Array) -> npt.NDArray[np.float32]:
+        """The real values of stored numbers: (stored - zero point) * scale."""
+        step, zero_point = self._broadcast(stored.shape)
+        return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
+
+    def _broadcast(self, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Scale and zero point in a shape that broadcasts over the tensor's."""
+        both = self.step, self.zero_point.astype(np.float32)
+        if self.axis is None:
+            return both
+        step, zero_point = (along(values, shape, self.axis, self.format.block) for values in both)
+        return step, zero_point
+
     def same(self, other: QuantParams) -> bool:
         """Whether two pairs compute the same."""
         keys = []
@@ -156,3 +187,13 @@ class QuantParams:
             kind = each.format.elem_type, each.format.block, each.axis, each.precision, each.is_dynamic
             keys.append((*kind, each.step.shape, each.step.tobytes(), each.zero_point.tobytes()))
         return keys[0] == keys[1]
+
+
+def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
+    """Scale or zero point, of channels or of blocks along an axis, in a shape that broadcasts over the tensor's."""
+    if values.ndim == 0 or (values.size == 1 and not block):
+        return values.reshape(())
+    axis %= len(shape)
+    if block:
+        return values.take(np.arange(shape[axis]) // block, axis=axis)
+    return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])

@@ -15,15 +15,16 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph import Model, Node, fold_weights
 from qdqspec.graph.ops import QDQ_OPS, is_commutative
 from qdqspec.qdq.chains import Equalization
 from qdqspec.qdq.equalize import equalized, misfit_of
-from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.qdq.pairs import biased_layer, misfit
-from qdqspec.qdq.quantizer import dequantize, params_of, quantize, unpacked
+from qdqspec.qdq.quantizer import params_of, unpacked
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 STEPS, SHIFTS = np.dtype(np.int8), np.dtype("<f4")  # of a rounding, and of a bias
@@ -113,6 +114,70 @@ class FittedPairs:
         """The sites without numbers."""
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
+    @property
+    def numbers(self) -> SchemeNumbers:
+        """The numbers in the form that insertion needs."""
+        return SchemeNumbers(self.model, self.pairs)
+
+    @property
+    def floating(self) -> frozenset[Site]:
+        """The weights that are stored as floats, behind Q and DQ."""
+        return frozenset(pair.site for pair in self.pairs if not pair.stored)
+
+    @property
+    def groups(self) -> list[tuple[Site, ...]]:
+        """The sites in graph order of their readers; a bias is grouped with the weight of its node."""
+        sites = {pair.site for pair in self.pairs}
+        biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
+        found: list[tuple[Site, ...]] = []
+
+        def place(site: Site) -> tuple[int, str]:
+            by_name = self.model.by_name
+            readers = (by_name[end.node].index for end in site.consumers if end.node in by_name)
+            return min(readers, default=0), site.row
+
+        for site in sorted(sites, key=place):
+            if site.format != BIAS_FORMAT:
+                bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
+                found.append((site,) if bias is None else (site, bias))
+        return found + [(site,) for site in biases.values()]
+
+
+class SchemeNumbers:
+    """The numbers of a scheme in the form that insertion needs."""
+
+    def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
+        self._model = model
+        self._pairs = {pair.site: pair for pair in pairs}
+
+    def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of a site."""
+        return params_of(self._pair(site), shape_of(self._model, site))
+
+    def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
+        """The constant of a site as integers."""
+        values = self._model.array(site.tensor).astype(np.float32, copy=False)
+        nearest = self.params(site).quantize(values)
+        text = self._pair(site).rounding
+        if not text:
+            return nearest
+        steps = unpacked(text, STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
+        return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
+
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """The shift of the bias of the layer that reads this weight."""
+        text = self._pair(site).bias if site.weight else ""
+        layer = biased_layer(self._model, site) if text else None
+        return None if layer is None else unpacked(text, SHIFTS, layer.channels).astype(np.float32)
+
+    def _pair(self, site: Site) -> PlacedPair:
+        """The pair of a site, or of the site with more consumers that it is part of."""
+        if site not in self._pairs:
+            alike = (known for known in self._pairs if replace(known, consumers=site.consumers) == site)
+            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
+            self._pairs[site] = self._pairs[whole]
+        return self._pairs[site]
+
 
 def fit_pairs(
     model: Model,
@@ -184,7 +249,7 @@ def _weight_error(model: Model, pairs: Iterable[PlacedPair]) -> float:
         if pair.site.weight:
             weight = model.array(pair.site.tensor).astype(np.float32)
             params = params_of(pair, weight.shape)
-            noise = dequantize(quantize(weight, params), params) - weight
+            noise = params.dequantize(params.quantize(weight)) - weight
             total += float(np.sum(noise**2) / max(float(np.sum(weight**2)), 1e-30))
     return total
 

@@ -28,8 +28,8 @@ from qdqspec.graph.trt import (
     of_e8m0,
 )
 from qdqspec.qdq.dynamic_kernels import QUANTIZE
-from qdqspec.qdq.formats import RUN_TIME, QuantParams, format_stored_as, number_format
-from qdqspec.qdq.quantizer import along, run_time_params
+from qdqspec.qdq.formats import RUN_TIME, QuantParams, along, format_stored_as, number_format
+from qdqspec.qdq.quantizer import run_time_params
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 COMPUTED = "its scale or zero point is computed"

@@ -1,14 +1,13 @@
-"""Scales, zero points and stored numbers: the arithmetic, and the numbers of each Q/DQ site of a model.
+"""Scales and zero points from ranges and weights, and the numbers of each Q/DQ site of a model.
 
-The arithmetic is in float32 like ONNX QuantizeLinear: rounding half to even, saturating. Corrections replace the
-numbers of calibration.
+Corrections replace the numbers of calibration.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -21,8 +20,9 @@ from qdqspec._core.arrays import Array
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph import Model
 from qdqspec.graph.trt import EXPONENTS
+from qdqspec.qdq.capabilities import Capabilities
 from qdqspec.qdq.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
-from qdqspec.qdq.ranges import Saturation, TensorRange
+from qdqspec.qdq.ranges import Saturation, TensorRange, saturations, tie_ranges
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 Scales = npt.NDArray[np.float32]
@@ -132,50 +132,11 @@ def _round_scale(scale: Scales, real: np.dtype[np.generic]) -> Scales:
     return np.asarray(inside.astype(real).astype(np.float32))
 
 
-def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
-    """The stored numbers of ``values``: saturate(round half to even(value / scale) + zero point)."""
-    step, zero_point = _broadcast_numbers(params, values.shape)
-    fmt = params.format
-    # float32 is not exact up to 2**31; and a scalar has to stay an array
-    wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
-    grid = np.asarray(np.divide(values.astype(wide, copy=False), step))
-    if not fmt.floating:  # otherwise the cast below rounds
-        np.rint(grid, out=grid)  # in place: a weight may take gigabytes
-        grid += zero_point
-    np.clip(grid, fmt.low, fmt.high, out=grid)
-    return np.asarray(grid.astype(fmt.dtype))
-
-
 def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat, axis: int) -> QuantParams:
     """Scale of a bias that is added to integer products: the product of the other two scales, zero point 0."""
     scale = np.asarray(activation.scale * weight.scale, dtype=np.float32)
     zero_point = np.zeros(scale.shape, dtype=fmt.dtype)
     return QuantParams(fmt, np.maximum(scale, _SMALLEST), zero_point, axis if scale.ndim else None)
-
-
-def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
-    """The real values of stored numbers: (stored - zero point) * scale."""
-    step, zero_point = _broadcast_numbers(params, stored.shape)
-    return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
-
-
-def _broadcast_numbers(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
-    """Scale and zero point in a shape that broadcasts over the tensor's."""
-    both = params.step, params.zero_point.astype(np.float32)
-    if params.axis is None:
-        return both
-    step, zero_point = (along(values, shape, params.axis, params.format.block) for values in both)
-    return step, zero_point
-
-
-def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
-    """Scale or zero point, of channels or of blocks along an axis, in a shape that broadcasts over the tensor's."""
-    if values.ndim == 0 or (values.size == 1 and not block):
-        return values.reshape(())
-    axis %= len(shape)
-    if block:
-        return values.take(np.arange(shape[axis]) // block, axis=axis)
-    return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])
 
 
 def _make_per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:
@@ -265,6 +226,29 @@ class Quantizer:
         for tensor, saturation in self.saturations.items():
             self._ranges[tensor] = saturation.within(self._ranges[tensor])
 
+    @classmethod
+    def of_backend(
+        cls,
+        model: Model,
+        ranges: Mapping[str, TensorRange],
+        capabilities: Capabilities,
+        *,
+        biases: Mapping[Consumer, tuple[Site, Site]],
+        kept: Collection[str],
+        sum_limits: Mapping[str, SumLimit],
+    ) -> Quantizer:
+        """The numbers of a model on a backend, by ranges of calibration; no ends are cut of ``kept`` tensors."""
+        tied = tie_ranges(model, ranges)
+        return cls(
+            model,
+            tied,
+            reduce_range=capabilities.reduce_range,
+            symmetric_activations=capabilities.symmetric_activations,
+            biases=biases,
+            saturations=saturations(model, tied, kept),
+            sum_limits=sum_limits,
+        )
+
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
 
@@ -281,15 +265,16 @@ class Quantizer:
 
     def integer_weight(self, site: Site) -> Array:
         """The weight's integers, in the shape of the weight. Not cached: the caller stores them."""
-        return quantize(self._floats(site), self.params(site))
+        floats = self._floats(site)
+        return self.params(site).quantize(floats)
 
     def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
         """The shift of the bias of the layer that reads this weight; ``None`` if its bias is unchanged."""
         return self.corrections.biases.get(weight_key(site)) if site.weight else None
 
-    def corrected(self, corrections: Corrections) -> Quantizer:
-        """A quantizer with these corrections instead of the present ones."""
-        return replace(self, corrections=corrections)
+    def corrected(self, **changes: Mapping[Any, Any]) -> Quantizer:
+        """A quantizer with these fields of `Corrections` instead of the present ones."""
+        return replace(self, corrections=replace(self.corrections, **changes))
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""

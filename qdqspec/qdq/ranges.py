@@ -82,24 +82,6 @@ def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, Ten
     return found
 
 
-def keep_ranges(
-    model: Model, ranges: Mapping[str, TensorRange], kept: Mapping[str, TensorRange]
-) -> dict[str, TensorRange]:
-    """The ranges with those that are ``kept``, also for the copies of their tensors, which have the same scale.
-
-    Operands of a Concat have ranges of their own, which the kept one may not cover.
-    """
-    found = {**ranges, **{tensor: span for tensor, span in kept.items() if tensor in ranges}}
-    joins = {
-        name for node in model.nodes if node.op_type == "Concat" for name in (*node.inputs, *node.outputs)
-    }
-    for group in tied_groups(model, ranges):
-        own = [kept[tensor] for tensor in group if tensor in kept]
-        if own and joins.isdisjoint(group):
-            found |= dict.fromkeys(group, reduce(TensorRange.union, own))
-    return found
-
-
 def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """The groups of tensors to which `tie_ranges` gives one range."""
     wanted = dict.fromkeys(tensors)

@@ -22,6 +22,7 @@ from qdqspec.graph.protos import copied, is_external, metadata
 from qdqspec.graph.trt import is_pair_op
 from qdqspec.qdq.dynamic_kernels import CARRIED
 from qdqspec.qdq.dynamic_pairs import with_pairs
+from qdqspec.qdq.formats import along
 from qdqspec.qdq.pair_numbers import (
     RESCALES,
     UNEQUAL,
@@ -35,7 +36,6 @@ from qdqspec.qdq.pair_numbers import (
     read_params,
     scale_of,
 )
-from qdqspec.qdq.quantizer import along
 from qdqspec.qdq.skeleton import find_same_nodes
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec._core.files import write_text
@@ -22,11 +21,10 @@ from qdqspec._core.units import names_text
 from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph import Model, in_float32, with_types
 from qdqspec.qdq.chains import EQUALIZATIONS, Equalization
-from qdqspec.qdq.formats import QuantParams, number_format
+from qdqspec.qdq.formats import number_format
 from qdqspec.qdq.insert import ChangedModel, insert_qdq
-from qdqspec.qdq.match import SHIFTS, STEPS, fit_scheme, shape_of
-from qdqspec.qdq.pairs import biased_layer
-from qdqspec.qdq.quantizer import in_type_of, params_of, quantize, unpacked
+from qdqspec.qdq.match import fit_scheme, shape_of
+from qdqspec.qdq.quantizer import in_type_of, params_of
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
@@ -43,7 +41,8 @@ class SchemeFile:
 
     ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
     ``dq_dtype`` is the type of tensors whose type the model does not state. The numbers are those of a model with the
-    factors ``equalized``, which was ``converted_from`` float16 to float32 if that is set.
+    factors ``equalized``, which was ``converted_from`` float16 to float32 if that is set. ``path`` is the file that the
+    scheme was read from.
     """
 
     backend: str
@@ -52,145 +51,104 @@ class SchemeFile:
     positions: Mapping[str, str] = field(default_factory=dict)
     dq_dtype: str | None = None
     converted_from: str | None = None
+    path: Path | None = field(default=None, compare=False)
 
     @cached_property
     def placement(self) -> Placement:
         """The sites without numbers."""
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
+    @staticmethod
+    def read(path: Path) -> SchemeFile:
+        """Read a scheme file. Raises `StateError` naming the file if it is missing, damaged or not a scheme."""
+        try:
+            content = read_json(path, most_bytes=_MOST_BYTES)
+        except OSError as error:
+            raise StateError(
+                f"the scheme cannot be read: {error.strerror}", where=path, cure="check the path"
+            ) from None
+        except TooLargeError as error:
+            raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
+        except ValueError as error:
+            raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
+        return _check_content(content, path)
 
-def write_scheme(path: Path, scheme: SchemeFile) -> None:
-    """Write a scheme atomically, one line per site. Raises `OutputError` if the file cannot be written."""
-    ordered = sorted(scheme.pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
-    records: list[dict[str, object]] = []
-    for pair in ordered:
-        site, single, at = pair.site, pair.site.axis is None, scheme.positions
-        record: dict[str, object] = {
-            "tensor": site.tensor,
-            "consumers": [
-                end._asdict() | ({"position": at[end.node]} if end.node in at else {})
-                for end in site.consumers
-            ],
-            "format": site.format,
-            "scale": pair.scale[0] if single else pair.scale,
-            "zero_point": pair.zero_point[0] if single else pair.zero_point,
-            "axis": site.axis,
-            "weight": site.weight,
-        }
-        record |= {} if pair.outer is None else {"outer": pair.outer}
-        record |= {"rounding": pair.rounding} if pair.rounding else {}
-        record |= {"bias": pair.bias} if pair.bias else {}
-        record |= {} if pair.stored else {"stored": False}
-        records.append(record)
-    channels = [change.record for change in scheme.equalized]
-    head = {
-        "schema_version": SCHEMA_VERSION,
-        "backend": scheme.backend,
-        "digest": scheme.placement.digest,
-        "sum": _sum(scheme.backend, records, channels),
-    } | ({} if scheme.dq_dtype is None else {"dq_dtype": scheme.dq_dtype})
-    head |= {} if scheme.converted_from is None else {"converted_from": scheme.converted_from}
-    head |= {"equalized": channels} if channels else {}
-    sites = ",\n  ".join(map(json.dumps, records))
-    write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
+    def write(self, path: Path) -> None:
+        """Write a scheme atomically, one line per site. Raises `OutputError` if the file cannot be written."""
+        ordered = sorted(self.pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
+        records: list[dict[str, object]] = []
+        for pair in ordered:
+            site, single, at = pair.site, pair.site.axis is None, self.positions
+            record: dict[str, object] = {
+                "tensor": site.tensor,
+                "consumers": [
+                    end._asdict() | ({"position": at[end.node]} if end.node in at else {})
+                    for end in site.consumers
+                ],
+                "format": site.format,
+                "scale": pair.scale[0] if single else pair.scale,
+                "zero_point": pair.zero_point[0] if single else pair.zero_point,
+                "axis": site.axis,
+                "weight": site.weight,
+            }
+            record |= {} if pair.outer is None else {"outer": pair.outer}
+            record |= {"rounding": pair.rounding} if pair.rounding else {}
+            record |= {"bias": pair.bias} if pair.bias else {}
+            record |= {} if pair.stored else {"stored": False}
+            records.append(record)
+        channels = [change.record for change in self.equalized]
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "backend": self.backend,
+            "digest": self.placement.digest,
+            "sum": _sum(self.backend, records, channels),
+        } | ({} if self.dq_dtype is None else {"dq_dtype": self.dq_dtype})
+        head |= {} if self.converted_from is None else {"converted_from": self.converted_from}
+        head |= {"equalized": channels} if channels else {}
+        sites = ",\n  ".join(map(json.dumps, records))
+        write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
 
+    def apply(self, model: Model) -> ChangedModel:
+        """The model with the pairs and numbers of the scheme.
 
-def read_scheme(path: Path) -> SchemeFile:
-    """Read a scheme file. Raises `StateError` naming the file if it is missing, damaged or not a scheme."""
-    try:
-        content = read_json(path, most_bytes=_MOST_BYTES)
-    except OSError as error:
-        raise StateError(
-            f"the scheme cannot be read: {error.strerror}", where=path, cure="check the path"
-        ) from None
-    except TooLargeError as error:
-        raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
-    except ValueError as error:
-        raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
-    return _check_content(content, path)
-
-
-def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> ChangedModel:
-    """The model with the pairs and numbers of a scheme.
-
-    The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
-    matched as `qdqspec.qdq.match` describes. Those that do not fit are omitted and noted; if none fits, or the
-    model cannot have the factors of the scheme, `PlacementError` is raised. A damaged scheme raises `StateError`.
-    """
-    known = read_scheme(scheme) if isinstance(scheme, Path) else _check_content(scheme, "the scheme")
-    typed, converted = model, list[str]()
-    if known.converted_from is not None and model.float16_nodes:
-        typed = in_float32(model)
-        converted = [f"converted from {known.converted_from} to float32, as tuning does"]
-    typed = typed if known.dq_dtype is None else with_types(typed, known.dq_dtype)
-    fitted = fit_scheme(typed, known.pairs, known.positions, known.equalized)
-    prepared, notes = fitted.model, [*fitted.notes]
-    if known.pairs and not fitted.pairs:
-        first, reason = next(iter(fitted.reasons.items()))
-        raise PlacementError(
-            f"none of the {len(known.pairs)} sites fits; the first, tensor '{first}': {reason}",
-            where=scheme if isinstance(scheme, Path) else None,
-            cure=f"apply it to the model it was made for, not to {model.where}",
-        )
-    if fitted.moved:
-        moved = names_text(fitted.moved)
-        notes.append(f"found by the nodes that read them, {moved}: this model names them otherwise")
-    if fitted.reasons:
-        first, reason = next(iter(fitted.reasons.items()))
-        many = f"{names_text(fitted.reasons)}; " if len(fitted.reasons) > 1 else ""
-        notes.append(f"left out {many}'{first}': {reason}")
-    if fitted.reasons and known.backend == IMPORTED:
-        how = "import the quantized model again with `--reference` and this model"
-        notes.append(f"to place the omitted sites, {how}")
-    rounded = []
-    for site, params in (
-        (pair.site, params_of(pair, shape_of(prepared, pair.site))) for pair in fitted.pairs
-    ):
-        own = in_type_of(params, prepared.elem_type(site.tensor))
-        rounded += [site.tensor] * (own.step.tobytes() != params.step.tobytes())
-    if rounded:
-        notes.append(f"scales rounded to the type of the tensors, {names_text(dict.fromkeys(rounded))}")
-    floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
-    inserted = insert_qdq(
-        prepared, fitted.placement, SchemeNumbers(prepared, fitted.pairs), floating=floating
-    )
-    return replace(inserted, notes=(*converted, *notes, *inserted.notes))
-
-
-class SchemeNumbers:
-    """The numbers of a scheme in the form that insertion needs."""
-
-    def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
-        self._model = model
-        self._pairs = {pair.site: pair for pair in pairs}
-
-    def params(self, site: Site) -> QuantParams:
-        """Scale and zero point of a site."""
-        return params_of(self._pair(site), shape_of(self._model, site))
-
-    def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
-        """The constant of a site as integers."""
-        values = self._model.array(site.tensor).astype(np.float32, copy=False)
-        nearest = quantize(values, self.params(site))
-        text = self._pair(site).rounding
-        if not text:
-            return nearest
-        steps = unpacked(text, STEPS, nearest.size).astype(np.int64).reshape(nearest.shape)
-        return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
-
-    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
-        """The shift of the bias of the layer that reads this weight."""
-        text = self._pair(site).bias if site.weight else ""
-        layer = biased_layer(self._model, site) if text else None
-        return None if layer is None else unpacked(text, SHIFTS, layer.channels).astype(np.float32)
-
-    def _pair(self, site: Site) -> PlacedPair:
-        """The pair of a site, or of the site with more consumers that it is part of."""
-        if site not in self._pairs:
-            alike = (known for known in self._pairs if replace(known, consumers=site.consumers) == site)
-            whole = next(known for known in alike if set(site.consumers) <= set(known.consumers))
-            self._pairs[site] = self._pairs[whole]
-        return self._pairs[site]
+        The model is converted from float16 and folded as in tuning, unless more sites fit it without folding. Sites are
+        matched as `qdqspec.qdq.match` describes. Those that do not fit are omitted and noted; if none fits, or the
+        model cannot have the factors of the scheme, `PlacementError` is raised.
+        """
+        typed, converted = model, list[str]()
+        if self.converted_from is not None and model.float16_nodes:
+            typed = in_float32(model)
+            converted = [f"converted from {self.converted_from} to float32, as tuning does"]
+        typed = typed if self.dq_dtype is None else with_types(typed, self.dq_dtype)
+        fitted = fit_scheme(typed, self.pairs, self.positions, self.equalized)
+        prepared, notes = fitted.model, [*fitted.notes]
+        if self.pairs and not fitted.pairs:
+            first, reason = next(iter(fitted.reasons.items()))
+            raise PlacementError(
+                f"none of the {len(self.pairs)} sites fits; the first, tensor '{first}': {reason}",
+                where=self.path,
+                cure=f"apply it to the model it was made for, not to {model.where}",
+            )
+        if fitted.moved:
+            moved = names_text(fitted.moved)
+            notes.append(f"found by the nodes that read them, {moved}: this model names them otherwise")
+        if fitted.reasons:
+            first, reason = next(iter(fitted.reasons.items()))
+            many = f"{names_text(fitted.reasons)}; " if len(fitted.reasons) > 1 else ""
+            notes.append(f"left out {many}'{first}': {reason}")
+        if fitted.reasons and self.backend == IMPORTED:
+            how = "import the quantized model again with `--reference` and this model"
+            notes.append(f"to place the omitted sites, {how}")
+        rounded = []
+        for site, params in (
+            (pair.site, params_of(pair, shape_of(prepared, pair.site))) for pair in fitted.pairs
+        ):
+            own = in_type_of(params, prepared.elem_type(site.tensor))
+            rounded += [site.tensor] * (own.step.tobytes() != params.step.tobytes())
+        if rounded:
+            notes.append(f"scales rounded to the type of the tensors, {names_text(dict.fromkeys(rounded))}")
+        inserted = insert_qdq(prepared, fitted.placement, fitted.numbers, floating=fitted.floating)
+        return replace(inserted, notes=(*converted, *notes, *inserted.notes))
 
 
 def _sum(backend: object, records: Iterable[object], factors: Sequence[object]) -> str:
@@ -268,7 +226,7 @@ class _File(BaseModel):
     converted_from: Literal["float16"] | None = None  # the float type before the conversion to float32
 
 
-def _check_content(content: object, where: Path | str) -> SchemeFile:
+def _check_content(content: object, where: Path) -> SchemeFile:
     try:
         file = _File.model_validate(content)
         factors = EQUALIZATIONS.validate_python(file.equalized)
@@ -284,6 +242,7 @@ def _check_content(content: object, where: Path | str) -> SchemeFile:
         positions={end.node: end.position for end in ends if end.position is not None},
         dq_dtype=file.dq_dtype,
         converted_from=file.converted_from,
+        path=where,
     )
     if file.digest is not None and file.digest != known.placement.digest:
         raise StateError(

@@ -2,7 +2,7 @@
 
 Given one label per unit, `SchemeSpace.resolve` gives the Q/DQ pairs. A pair can be inserted on an edge (a tensor and
 its reader) in one format. If two formats meet on an edge, the reader's pair is inserted: its kernel requires it, and
-the producer outputs float on that edge. `project` is the inverse for placements of other tools and models.
+the producer outputs float on that edge. `SchemeSpace.project` is the inverse for placements of other tools and models.
 
 A reader with only its weight quantized reads floats if the producer can output floats. Some runtimes need that: there
 a producer that can output integers only stays in float, and no pair is put before operators that the runtime would
@@ -184,6 +184,18 @@ class SchemeSpace:
         sites = frozenset(map(self._join, group_sites(self.model, covered)))
         return Placement(sites=sites, labels=tuple((choice.unit, choice.label) for choice in choices))
 
+    def project(self, placement: Placement) -> tuple[Placement, tuple[str, ...]]:
+        """The placement of the labels derived from the sites, and the tensors of other pairs, except biases.
+
+        A placement of the space itself is unchanged.
+        """
+        own = self.resolve(labels_of(self, placement))
+        covered = {end for site in own.sites for end in site.consumers}
+        others = (site for site in placement.ordered if site.format != BIAS_FORMAT)
+        return own, tuple(
+            dict.fromkeys(site.tensor for site in others if not covered.issuperset(site.consumers))
+        )
+
     def permitted(self, placement: Placement) -> Placement:
         """The placement, from any source, if it quantizes nothing that the spec excludes.
 
@@ -354,11 +366,6 @@ def join_readers(sites: frozenset[Site]) -> Site:
 
 def _edge_of(site: Site) -> Edge:
     return site.tensor, site.consumers[0]
-
-
-def project(space: SchemeSpace, placement: Placement) -> Placement:
-    """The placement of the labels derived from the sites. A placement of the space itself is unchanged."""
-    return space.resolve(labels_of(space, placement))
 
 
 def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:

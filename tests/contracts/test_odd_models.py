@@ -27,7 +27,7 @@ from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import SchemeFile, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.types import Inputs
 
@@ -157,7 +157,7 @@ def test_an_applied_scheme_can_be_imported_and_stripped(odd: OddModel, net: Path
         assert odd.name in NOTHING_PLACED
         return
     numbers = Quantizer(model, {name: TensorRange(-4, 4) for name in model.types}, biases=space.bias_sources)
-    write_scheme(net.with_name("scheme.json"), SchemeFile(backend="fake", pairs=numbers.placed(placement)))
+    SchemeFile(backend="fake", pairs=numbers.placed(placement)).write(net.with_name("scheme.json"))
     assert verb("apply", "net.onnx", "scheme.json", "-o", "placed.onnx").code == 0
     placed = load_model(net.with_name("placed.onnx"))
     assert (placed.inputs, placed.outputs) == (model.inputs, model.outputs)

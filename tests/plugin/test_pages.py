@@ -25,7 +25,7 @@ from sessions import few_digits
 from qdqspec._core.registry import names
 from qdqspec.app.cli import main, parsers
 from qdqspec.app.report.record import record_to_json
-from qdqspec.qdq.scheme_file import read_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.records import sample_run
 
@@ -120,7 +120,7 @@ def test_imports_of_a_python_block_exist(block: str) -> None:
 @pytest.mark.parametrize("block", [*blocks("json")])
 def test_a_scheme_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     (tmp_path / "scheme.json").write_text(block, encoding="utf-8")
-    assert read_scheme(tmp_path / "scheme.json").pairs
+    assert SchemeFile.read(tmp_path / "scheme.json").pairs
 
 
 def test_a_package_with_the_check_of_the_page_is_registered_and_judged(pytester, models) -> None:

@@ -20,9 +20,9 @@ from qdqspec.qdq.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat,
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
-from qdqspec.qdq.quantizer import REALS, Quantizer, activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.match import SchemeNumbers
+from qdqspec.qdq.quantizer import REALS, Quantizer, activation_params, weight_params
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import SchemeNumbers
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
@@ -41,7 +41,7 @@ weights = hnp.arrays(
 def test_the_rounding_error_within_the_range_is_at_most_half_a_step(span, fmt, symmetric, shares) -> None:
     params = activation_params(span, fmt, symmetric=symmetric)
     values = np.array([span.low + share * (span.high - span.low) for share in shares], np.float32)
-    error = np.abs(dequantize(quantize(values, params), params) - values)
+    error = np.abs(params.dequantize(params.quantize(values)) - values)
     # Additional to half a step: rounding of float32 quotients, products, and of the scale.
     slack = np.float32(fmt.high - fmt.low) * params.scale * np.finfo(np.float32).eps * 4
     assert (error <= params.scale / 2 + slack).all()
@@ -50,16 +50,16 @@ def test_the_rounding_error_within_the_range_is_at_most_half_a_step(span, fmt, s
 @given(spans, formats, st.booleans())
 def test_zero_maps_exactly_to_the_zero_point(span: TensorRange, fmt: NumberFormat, symmetric: bool) -> None:
     params = activation_params(span, fmt, symmetric=symmetric)
-    zero = quantize(np.zeros(1, np.float32), params)
+    zero = params.quantize(np.zeros(1, np.float32))
     assert zero == params.zero_point
-    assert dequantize(zero, params) == 0
+    assert params.dequantize(zero) == 0
 
 
 @given(weights, st.data(), formats, st.booleans())
 def test_per_channel_equals_per_slice(weight, data, fmt, reduce_range) -> None:
     axis = data.draw(st.integers(-weight.ndim, weight.ndim - 1))
     whole = weight_params(weight, fmt, axis, reduce_range=reduce_range)
-    integers = quantize(weight, whole)
+    integers = whole.quantize(weight)
     assert whole.axis == axis % weight.ndim
     least = whole.scale.max() * 2.0**-16  # lower bound for channels of very small values
     for channel in range(weight.shape[axis]):
@@ -67,14 +67,14 @@ def test_per_channel_equals_per_slice(weight, data, fmt, reduce_range) -> None:
         alone = weight_params(part, fmt, None, reduce_range=reduce_range)
         if part.any() and alone.scale > least:
             assert whole.scale[channel] == alone.scale
-            np.testing.assert_array_equal(np.take(integers, channel, axis), quantize(part, alone))
+            np.testing.assert_array_equal(np.take(integers, channel, axis), alone.quantize(part))
         elif weight.any():
             assert whole.scale[channel] == pytest.approx(least)
 
 
 @given(weights, st.booleans())
 def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_range: bool) -> None:
-    integers = quantize(weight, weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range))
+    integers = weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range).quantize(weight)
     largest = np.abs(integers.astype(int)).reshape(len(weight), -1).max(axis=1)
     peaks = np.abs(weight).reshape(len(weight), -1).max(axis=1)
     regular = (peaks > 0) & (peaks > peaks.max() * 2.0**-16)
@@ -90,8 +90,8 @@ def test_integers_are_those_of_onnx_quantizelinear(weight, data, fmt) -> None:
     )  # half of the values saturate
     for chosen in (params, coarse):
         integers, reals_back = _reference(weight, chosen)
-        np.testing.assert_array_equal(quantize(weight, chosen), integers)
-        np.testing.assert_array_equal(dequantize(integers, chosen), reals_back)
+        np.testing.assert_array_equal(chosen.quantize(weight), integers)
+        np.testing.assert_array_equal(chosen.dequantize(integers), reals_back)
 
 
 @given(
@@ -149,7 +149,7 @@ COARSENESS = {
 @given(values=matrices, axis=st.integers(0, 1))
 def test_the_rounding_error_of_weights_is_within_the_precision_of_the_format(name, values, axis) -> None:
     params = weight_params(values, FORMATS[name], axis)
-    error = np.abs(dequantize(quantize(values, params), params) - values)
+    error = np.abs(params.dequantize(params.quantize(values)) - values)
     # The scale of a channel far below the others has a lower bound, and float32 represents quotients of 15 bits with an
     # error of up to 1/512 of a step.
     assert (error <= np.abs(values).max() * COARSENESS[name] * 1.005 + 1e-30).all()
@@ -182,7 +182,7 @@ def test_weights_are_dequantized_as_by_the_onnx_reference(fmt, values, axis, mod
         model, Placement(sites=frozenset({site})), numbers, floating=floating({site}, mode)
     ).proto
     onnx.checker.check_model(inserted, full_check=True)
-    ours = dequantize(numbers.integer_weight(site), numbers.params(site))
+    ours = numbers.params(site).dequantize(numbers.integer_weight(site))
     tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
     least = float(ml_dtypes.finfo(real).smallest_normal)
     (found,) = evaluator_of(inserted).run(None, {"x": np.zeros_like(values)})  # the weight plus zero

@@ -42,7 +42,7 @@ from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import Inserter, RaisedInputs, insert_qdq, raised
 from qdqspec.qdq.pairs import PairMaker, QuantSource, biased_layer, makes_output, misfit
 from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
@@ -114,9 +114,9 @@ def test_a_scheme_is_read_back_from_its_file(drawn: Drawn) -> None:
     numbers = quantizer(model)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "scheme.json"
-        write_scheme(path, SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)))
-        known = read_scheme(path)
-        applied = apply_scheme(model, path)
+        SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)).write(path)
+        known = SchemeFile.read(path)
+        applied = SchemeFile.read(path).apply(model)
     assert known.placement == placement
     assert known.placement.digest == placement.digest
     assert set(known.pairs) == set(numbers.placed(placement))

@@ -34,7 +34,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.expressions import parse
 from qdqspec.qdq.calibrate import read_ranges
 from qdqspec.qdq.region_schemes import PatternCache
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.search.journal import Journal
 from qdqspec.spec.models import load_spec
 from qdqspec.testing.backends import small_model
@@ -182,8 +182,7 @@ def _model() -> Model:
 
 
 def _use_scheme(path: Path) -> object:
-    read_scheme(path)
-    return apply_scheme(_model(), path)
+    return SchemeFile.read(path).apply(_model())
 
 
 def _compare_baseline(path: Path) -> object:
@@ -244,7 +243,7 @@ READERS: dict[str, Reader] = {
     "scheme": Reader(
         read=_file("scheme.json", _use_scheme),
         seeds=lambda: _made(
-            lambda path: write_scheme(path, SchemeFile(backend="onnxruntime-cpu", pairs=PAIRS)), "s.json"
+            lambda path: SchemeFile(backend="onnxruntime-cpu", pairs=PAIRS).write(path), "s.json"
         ),
     ),
     "baseline": Reader(read=_file("b.json", _compare_baseline), seeds=lambda: _made(_baseline, "b.json")),

@@ -25,8 +25,8 @@ from qdqspec.accuracy.evaluator import Powers
 from qdqspec.accuracy.rehearsal import Rehearsal, Runtime
 from qdqspec.errors import BackendError
 from qdqspec.graph import Model
-from qdqspec.qdq import Corrections, Equalization, Quantizer, TensorRange, WeightKey
-from qdqspec.types import CorrectionGain, Placement, Site
+from qdqspec.qdq import Equalization, Quantizer, TensorRange, WeightKey, equalized, scaled_tensors
+from qdqspec.types import CorrectionGain, Method, Placement, Site
 
 Ranges: TypeAlias = Mapping[str, TensorRange]
 
@@ -64,10 +64,10 @@ class CorrectionTask:
     samples are for finding corrections, odd ones for judging them: more ``samples`` of each part find rarer losses, and
     take the time of a run for each placement. ``rounds_biases``: see `qdqspec.qdq.capabilities.Capabilities`.
 
-    ``ranges`` gives those of a model by two calibration methods, one the case's own ``method``, on all samples or the
-    even ones. ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with
-    other values in these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the
-    processor. Numbers of tensors in ``fixed`` are not changed.
+    ``ranges`` gives those of a model by the case's own ``method`` and another one, on every so many samples.
+    ``observe`` gives the values of tensors of a model, and ``recalibrated`` the numbers of a model with other values in
+    these tensors. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate on the processor. Numbers
+    of tensors in ``fixed`` are not changed.
     """
 
     model: Model
@@ -75,8 +75,8 @@ class CorrectionTask:
     placements: tuple[Placement, ...]
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
-    ranges: Callable[[Model, bool], Mapping[str, Ranges]]
-    method: str
+    ranges: Callable[[Model, Method, int], Mapping[Method, Ranges]]
+    method: Method
     observe: Callable[[Model, Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
     recalibrated: Callable[[Model, Collection[str]], Quantizer]
     allowed: tuple[str, ...]
@@ -144,9 +144,9 @@ class Problem:
     equalized: tuple[Equalization, ...] = ()
     gains: tuple[CorrectionGain, ...] = ()
 
-    def with_numbers(self, corrections: Corrections) -> Problem:
-        """The same problem with other corrected numbers, judged."""
-        numbers = self.numbers.corrected(corrections)
+    def with_numbers(self, **corrections: Mapping[Any, Any]) -> Problem:
+        """The same problem with other corrected numbers, judged: see `Quantizer.corrected`."""
+        numbers = self.numbers.corrected(**corrections)
         return replace(self, numbers=numbers, errors=self.task.errors(self.model, numbers))
 
     def gains_over(self, other: Problem) -> bool:
@@ -234,13 +234,21 @@ def write_found(path: Path, run: Mapping[str, object], found: FoundCorrections) 
     write_text(path, json.dumps({"run": content_sum(run), "sum": content_sum(content), **content}))
 
 
-def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None:
-    """The corrections in a file, without numbers; ``None`` if it is missing, damaged, or of another run."""
+def read_found(
+    path: Path,
+    run: Mapping[str, object],
+    model: Model,
+    recalibrated: Callable[[Model, Collection[str]], Quantizer],
+) -> FoundCorrections | None:
+    """The corrections in a file, of this ``model``; ``None`` if it is missing, damaged, or of another run.
+
+    ``recalibrated`` gives the numbers of an equalized model, whose values in these tensors differ.
+    """
     try:
         content = read_json(path, most_bytes=1 << 30)
         if content.pop("run") != content_sum(run) or content.pop("sum") != content_sum(content):
             return None
-        return FoundCorrections(
+        found = FoundCorrections(
             ranges={tensor: TensorRange(low, high) for tensor, (low, high) in content["ranges"].items()},
             biases={
                 (tensor, name, axis): np.array(b, np.float32) for tensor, name, axis, b in content["biases"]
@@ -250,3 +258,8 @@ def read_found(path: Path, run: Mapping[str, object]) -> FoundCorrections | None
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    if not found.equalized:
+        return found
+    other = equalized(model, found.equalized)
+    numbers = recalibrated(other, scaled_tensors(model, found.equalized))
+    return replace(found, model=other, numbers=numbers)

@@ -15,15 +15,12 @@ from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
 from qdqspec.graph import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq import (
-    Corrections,
     QuantParams,
     TensorRange,
     biased_layer,
     choose_equalizations,
-    dequantize,
     equalized,
     number_format,
-    quantize,
     tie_ranges,
     weight_key,
 )
@@ -98,7 +95,7 @@ def correct_biases(problem: Problem, samples: int = 32) -> Problem:
                 biases[weight_key(site)] = shift
     if not biases:
         return problem
-    other = problem.with_numbers(replace(numbers.corrections, biases=biases))
+    other = problem.with_numbers(biases=biases)
     return problem.choose("bias", other, len(biases))
 
 
@@ -122,7 +119,7 @@ def observed_means(
                 continue
             params = pairs.get(layer.weight)
             real = value.astype(np.float32, copy=False)
-            stored = real if params is None else dequantize(quantize(real, params), params)
+            stored = real if params is None else params.dequantize(params.quantize(real))
             means = [layer.window_means(each) for each in (real, stored)]
             if means[0] is not None and means[1] is not None:
                 found[index % 2].setdefault(layer.weight, []).append(np.array(means))
@@ -141,7 +138,7 @@ def bias_shift(
 
     It is the shift of each output channel's mean by quantization, with its sign changed.
     """
-    weights = (weight.astype(np.float32, copy=False), dequantize(integers, params))
+    weights = (weight.astype(np.float32, copy=False), params.dequantize(integers))
     matrices = np.array([layer.matrix(values) for values in weights], np.float64)
     outputs = (np.einsum("kgoc,kgc->kgo", matrices, each) for each in (fit, held_out))
     found, wrong = ((stored - real).reshape(-1) for real, stored in outputs)
@@ -159,26 +156,25 @@ def choose_ranges(problem: Problem, margin: float = 1.125) -> Problem:
     task, own = problem.task, problem.numbers.ranges
     able = {site.tensor for site in task.sites if not site.weight} - task.fixed
 
-    def corrections(ranges: Ranges, factor: float) -> Corrections:
+    def changed(ranges: Ranges, factor: float) -> Ranges:
         wider = widened(problem.model, tie_ranges(problem.model, ranges), factor)
-        changed = {t: span for t, span in wider.items() if t in able and span != own.get(t)}
-        return replace(problem.numbers.corrections, ranges=changed)
+        return {t: span for t, span in wider.items() if t in able and span != own.get(t)}
 
-    by_even = task.ranges(problem.model, True)
-    before = best = problem.with_numbers(corrections(by_even[task.method], 1.0))
+    by_even = task.ranges(problem.model, NARROW, 2)
+    before = best = problem.with_numbers(ranges=changed(by_even[task.method], 1.0))
     chosen = task.method, 1.0
     for method, factor in dict.fromkeys([(task.method, margin), (NARROW, 1.0)]):
         if task.is_over():
             break
-        other = problem.with_numbers(corrections(by_even[method], factor))
+        other = problem.with_numbers(ranges=changed(by_even[method], factor))
         if other.gains_over(best):
             best, chosen = other, (method, factor)
     if best is before:
         return problem
     method, factor = chosen
-    taken = corrections(task.ranges(problem.model, False)[method], factor)
-    gains = before.choose("ranges", best, len(taken.ranges)).gains
-    return replace(problem.with_numbers(taken), gains=gains)
+    taken = changed(task.ranges(problem.model, NARROW, 1)[method], factor)
+    gains = before.choose("ranges", best, len(taken)).gains
+    return replace(problem.with_numbers(ranges=taken), gains=gains)
 
 
 def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRange]:

@@ -10,17 +10,22 @@ neighbours. For weights u <= v of a pair with inputs a and b the sum is at most 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Feed
+from qdqspec._core.units import count_text
 from qdqspec.accuracy.corrections.layers import LinearLayer, Observe, find_layers
+from qdqspec.accuracy.data import Dataset
+from qdqspec.errors import BackendError
 from qdqspec.graph import Model
-from qdqspec.qdq import QuantParams
+from qdqspec.qdq import Quantizer, QuantParams, SchemeSpace, WeightKey
 from qdqspec.types import Site
 
 _Floats: TypeAlias = npt.NDArray[np.floating]
@@ -210,3 +215,88 @@ def observed_limits(
         )
         for weight, layer in layers.items()
     }
+
+
+def find_sum_limits(
+    model: Model,
+    space: SchemeSpace,
+    observe: Observe,
+    data: Dataset | None,
+    note: Callable[[str], None],
+    samples: int = 16,
+) -> dict[str, SumLimit]:
+    """The limits of a model's int8 weights on data, or by a proof.
+
+    More ``samples`` show rarer sums, and take the time of a run each.
+    """
+    formats: dict[str, set[str]] = {}
+    for unit in space.units:
+        own = {name for form in unit.forms if (name := form.choice.activation) in ("int8", "uint8")}
+        for tensor, _ in unit.edges:
+            formats.setdefault(tensor, set()).update(own)
+    step = max(1, (0 if data is None else len(data)) // samples)
+    find_limits = partial(
+        observed_limits,
+        model,
+        _int8_weights(space),
+        observe=observe,
+        formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
+    )
+    try:
+        return find_limits(islice(data or (), 0, step * samples, step))
+    except BackendError as error:
+        note(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
+        return find_limits(())
+
+
+def _int8_weights(space: SchemeSpace) -> list[Site]:
+    forms = (form for unit in space.units for form in unit.forms)
+    return [site for form in forms for site in form.constants if site.format == "int8"]
+
+
+def note_wide_weights(numbers: Quantizer, space: SchemeSpace, note: Callable[[str], None]) -> None:
+    """Note the weights that have more than 7 bits by calibration data, and not by a proof."""
+    known = cast("Mapping[str, SumLimit]", numbers.sum_limits)  # those of `find_sum_limits`
+    sites = {site.tensor: site for site in _int8_weights(space) if site.tensor in known}
+    wide = sum(
+        bool(PairMaxima.of_any_input(known[name].layer).overflowing(numbers.integer_weight(site)).any())
+        for name, site in sites.items()
+    )
+    if wide:
+        margin = max(limit.margin for limit in known.values())
+        note(
+            f"{count_text(wide, 'int8 weight')} could overflow on this processor, whose sums of two 8-bit products "
+            f"saturate, and {'has' if wide == 1 else 'have'} more than 7 bits: no sum overflows on calibration "
+            f"data, with a margin of {margin:.0%}. Inputs that are larger than these may saturate"
+        )
+
+
+def without_overflows(
+    weights: Mapping[WeightKey, np.ndarray], numbers: Quantizer, note: Callable[[str], None]
+) -> dict[WeightKey, np.ndarray]:
+    """The scales of int8 weights, with those of ``numbers`` for channels that can overflow, where sums saturate.
+
+    Weights of which no channel keeps its scale are left out. All that change are noted.
+    """
+    kept, changed = dict[WeightKey, np.ndarray](), 0
+    for key, own in weights.items():
+        tensor, name, axis = key
+        ends = tuple(numbers.model.consumers.get(tensor, ()))
+        site = Site(tensor=tensor, consumers=ends, format=name, axis=axis, weight=True)
+        layer = find_layers(numbers.model, [site]).get(tensor) if name == "int8" else None
+        if layer is None:  # all can overflow if the layout of the kernel is unknown
+            wrong = np.full(own.shape, name == "int8")
+        else:
+            bound = numbers.sum_bound(site) or PairMaxima.of_any_input(layer)
+            weight = numbers.model.array(tensor).astype(np.float32)
+            wrong = bound.overflowing(replace(numbers.params(site), scale=own).quantize(weight))
+            wrong = wrong.reshape(own.shape) if wrong.size == own.size else np.full(own.shape, wrong.any())
+        changed += bool(wrong.any())
+        if not wrong.all():
+            kept[key] = np.where(wrong, numbers.params(site).scale, own)
+    if changed:
+        note(
+            f"{count_text(changed, 'weight')} would overflow on this processor, whose sums of 8-bit products saturate, "
+            "with the scales of the quantized model that the search starts from; channels that would get larger steps"
+        )
+    return kept

@@ -384,7 +384,7 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
     with _meant(arguments, settings) as (case, placed, quantized, notes), Session(settings) as session:
         most = None if arguments.json else max(arguments.layers, 1)
         setup = session.work(case).prepared
-        found = culprits_of(setup, placed.pairs, factors=placed.equalized, quantized=quantized, most=most)
+        found = culprits_of(setup, placed, quantized=quantized, most=most)
         notes = (*notes, *setup.warnings)
     text = "\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes)))
     return answer(arguments, {**culprits_json(found), "notes": list(notes)}, text)
@@ -395,7 +395,7 @@ def _meant(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, SchemeFile, Model | None, tuple[str, ...]]]:
     """The float model with its data, as a case, the pairs placed in it, the model that they come from, and notes."""
-    from qdqspec.qdq import import_placement, read_scheme
+    from qdqspec.qdq import SchemeFile, import_placement
 
     (what,) = arguments.what
     if what.endswith(".onnx"):
@@ -415,4 +415,4 @@ def _meant(
         case = Case(id="default", model=folder / _REFERENCE)
         fixed, notes = values_left(case.model, fixed)
     case = replace(case, inputs=inputs_given(case.inputs, arguments, fixed))
-    yield case, read_scheme(folder / _SCHEME), None, notes
+    yield case, SchemeFile.read(folder / _SCHEME), None, notes

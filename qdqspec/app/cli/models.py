@@ -130,10 +130,10 @@ def judged(model: Model, settings: Settings) -> Judged:
 def apply(arguments: argparse.Namespace) -> int:
     """Insert the Q/DQ pairs of a scheme into a model."""
     from qdqspec.graph import Model
-    from qdqspec.qdq import apply_scheme, count_dequantized
+    from qdqspec.qdq import SchemeFile, count_dequantized
 
     model = model_given(arguments.model, arguments.values)
-    result = apply_scheme(model, arguments.scheme)
+    result = SchemeFile.read(arguments.scheme).apply(model)
     inputs = [arguments.scheme, *model.user_files]
     pairs = count_dequantized(Model(result.proto))
     summary = f"{count_text(pairs, 'dequantized tensor')} in it"
@@ -214,7 +214,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Write the Q/DQ pairs of a quantized model as a scheme. Their scales and zero points are kept, and the model
     may be from another tool.
     """
-    from qdqspec.qdq import import_placement, write_scheme
+    from qdqspec.qdq import import_placement
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -226,7 +226,7 @@ def import_model(arguments: argparse.Namespace) -> int:
             where=arguments.model,
             cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
         )
-    write_scheme(arguments.output, imported)
+    imported.write(arguments.output)
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +37,10 @@ from qdqspec.backends import Engine
 from qdqspec.checks import requested
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph import Model, load_model, require_path
-from qdqspec.qdq import Equalization
+from qdqspec.qdq import SchemeFile
 from qdqspec.types import (
     CulpritEvidence,
     ParityEvidence,
-    PlacedPair,
     TopK,
 )
 from qdqspec.types.requests import ParityRequest
@@ -230,22 +229,20 @@ MOST = 12  # pairs listed by default
 
 def culprits_of(
     prepared: Prepared,
-    pairs: Sequence[PlacedPair],
+    scheme: SchemeFile,
     output: str | None = None,
     *,
-    factors: Sequence[Equalization] = (),
     quantized: Model | None = None,
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
-    """The pairs in the model of a case with the largest error, measured at ``output`` or else at the worst output.
+    """The pairs of a scheme with the largest error in the model of a case, at ``output`` or else at the worst output.
 
     The pairs are measured on the best data available. ``most`` is the number of pairs, all for ``None``. ``seconds``
-    limits the time; the pairs found within the time are returned. Scales and zero points of the pairs belong to the
-    model with ``factors``. The model ``quantized``, from which the pairs were read, is measured too. If the default
-    backend cannot compute the model, or memory is short, ``missing`` states so.
+    limits the time; the pairs found within the time are returned. The model ``quantized``, from which the pairs were
+    read, is measured too. If the default backend cannot compute the model, or memory is short, ``missing`` states so.
     """
-    if not pairs:
+    if not scheme.pairs:
         return CulpritEvidence(missing="no pair that a scheme can carry is in it")
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
@@ -254,11 +251,11 @@ def culprits_of(
         with ExitStack() as opened:
             found = rank_pairs(
                 base,
-                pairs,
+                scheme.pairs,
                 feeds,
                 reference_runtime(opened, prepared.options),
                 output=output,
-                factors=factors,
+                factors=scheme.equalized,
                 most=most,
                 stop=stop,
             )

@@ -19,9 +19,10 @@ from qdqspec._core.arrays import Feed
 from qdqspec._core.files import TemporaryFolder
 from qdqspec.accuracy import feed_of_shapes, input_specs, open_data, random_feeds, shaped_by_data
 from qdqspec.app.evidence.explained import ExplainedEngine
-from qdqspec.app.preparation.files import half_reference, note_float_types, plain_file
+from qdqspec.app.preparation.files import half_reference, plain_file
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import SAMPLES, Resources, compared_with_definition
+from qdqspec.app.preparation.stored import FLOAT32_FILE
 from qdqspec.backends import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph import load_model, require_path
@@ -119,6 +120,28 @@ def latency_warnings(measured: LatencyEvidence, drift: float = 0.05) -> Iterator
         mixed = "compared with one engine as a CUDA graph and the other without"
         roles[f"{mixed}: the ratio holds the time of launches"] = list(samples)
     yield from (f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
+
+
+def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
+    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
+    if why := latency.failures.get("float16"):
+        prepared.note_once(f"the float16 reference did not run: {why}")
+    tuned = latency.tested.get("tuned")
+    faster = {
+        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
+        for role in ("float16", FLOAT32)
+        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
+    }
+    if tuned and "float16" in faster:
+        prepared.note_once(
+            f"the model in float16 is faster than the tuned one: {faster['float16']}, and the tuned one "
+            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
+        )
+    if FLOAT32 in faster:
+        prepared.note_once(
+            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
+            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
+        )
 
 
 def profile_models(

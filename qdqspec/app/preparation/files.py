@@ -6,11 +6,13 @@ import csv
 import hashlib
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+
+import onnx
 
 from qdqspec._core import hooks
 from qdqspec._core.files import OTHER_FOLDER, RESULT, PartialFolder, explained, refuse_overwriting, write_text
@@ -36,21 +38,18 @@ from qdqspec.errors import BackendError, ModelError, OutputError, PlacementError
 from qdqspec.graph import Model, WeightStore, require_path, save_model
 from qdqspec.graph.ops import has_floats
 from qdqspec.qdq import (
-    Excerpt,
     Excerpts,
     Inserter,
     PatternCache,
     SchemeFile,
     branches_of,
     equalized,
-    write_scheme,
 )
 from qdqspec.search import best_by_pattern
 from qdqspec.timing import Load
-from qdqspec.types import FLOAT32, Interval, LatencyEvidence, LayerTime, Placement, SearchResult, Trial
+from qdqspec.types import FLOAT32, Interval, LayerTime, Placement, SearchResult, Trial
 
 Nodes = tuple[str, ...]
-_HALF = "float16"  # a role
 
 
 class CandidateFiles:
@@ -61,7 +60,7 @@ class CandidateFiles:
         self._store = WeightStore(folder, base=require_path(prepared.given).parent)
         self._inserter = Inserter(prepared.model, prepared.numbers, store=self._store)
         self._plain = plain_file(prepared, folder)
-        self._last: tuple[Nodes, Excerpt, Inserter, Load] | None = None
+        self._last: tuple[Nodes, Callable[[Placement], onnx.ModelProto], Load] | None = None
 
     def whole(self, placement: Placement) -> Path:
         """The file of a placement; without pairs that of the model to compare with, or the user's quantized model."""
@@ -85,20 +84,25 @@ class CandidateFiles:
         path = self._folder / f"part-{digest}-{placement.digest}.onnx"
         try:
             if self._last is None or self._last[0] != nodes:
-                first, tensors = prepared.loads[0], list(self._excerpts.inputs(nodes))
-                (values,) = prepared.values_of(prepared.model, tensors, [first.feeds])
-                if missing := [tensor for tensor in tensors if tensor not in values]:
-                    raise BackendError(f"no run of the model returns '{missing[0]}'")
-                excerpt = self._excerpts.cut(nodes, values)
-                load = replace(first, feeds={name: values[name] for name in excerpt.inputs}, share=1.0)
-                inserter = Inserter(excerpt.model, prepared.numbers, store=self._store)
-                self._last = nodes, excerpt, inserter, load
-            _, excerpt, inserter, load = self._last
+                self._last = nodes, *self._cut(nodes)
+            _, insert, load = self._last
             if not path.exists():
-                save_model(inserter.insert(excerpt.restricted(placement)).proto, path)
+                save_model(insert(placement), path)
         except (ModelError, PlacementError) as error:
             raise BackendError(f"these nodes cannot be built alone: {error.what}") from None
         return path, load
+
+    def _cut(self, nodes: Nodes) -> tuple[Callable[[Placement], onnx.ModelProto], Load]:
+        """A function that gives these nodes as a model with the pairs of a placement, and inputs for it."""
+        prepared = self._prepared
+        first, tensors = prepared.loads[0], list(self._excerpts.inputs(nodes))
+        (values,) = prepared.values_of(prepared.model, tensors, [first.feeds])
+        if missing := [tensor for tensor in tensors if tensor not in values]:
+            raise BackendError(f"no run of the model returns '{missing[0]}'")
+        excerpt = self._excerpts.cut(nodes, values)
+        inserter = Inserter(excerpt.model, prepared.numbers, store=self._store)
+        load = replace(first, feeds={name: values[name] for name in excerpt.inputs}, share=1.0)
+        return lambda placement: inserter.insert(excerpt.restricted(placement)).proto, load
 
     @cached_property
     def _excerpts(self) -> Excerpts:
@@ -135,32 +139,10 @@ def half_reference(prepared: Prepared, folder: Path) -> dict[str, Path]:
         )
     try:
         path = folder / "reference_float16.onnx"
-        return {_HALF: write_half(given, path, prepared.backend.name, keep_io=True)}
+        return {"float16": write_half(given, path, prepared.backend.name, keep_io=True)}
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return {}
-
-
-def note_float_types(prepared: Prepared, latency: LatencyEvidence) -> None:
-    """Add a warning if the model in another float type did not run, or is significantly faster than the tuned model."""
-    if why := latency.failures.get(_HALF):
-        prepared.note_once(f"the float16 reference did not run: {why}")
-    tuned = latency.tested.get("tuned")
-    faster = {
-        role: f"{latency.tested[role].mean.median:.2f} of the reference's time"
-        for role in (_HALF, FLOAT32)
-        if tuned and role in latency.tested and latency.tested[role].enclosing.high < tuned.enclosing.low
-    }
-    if tuned and _HALF in faster:
-        prepared.note_once(
-            f"the model in float16 is faster than the tuned one: {faster[_HALF]}, and the tuned one "
-            f"{tuned.mean.median:.2f}; convert it to float16 first, and tune that"
-        )
-    if FLOAT32 in faster:
-        prepared.note_once(
-            f"converted to float32, the model is faster without any pair: {faster[FLOAT32]}; that is a gain of the "
-            f"type alone, and not selected. The model is {FLOAT32_FILE} among the results"
-        )
 
 
 def write_results(prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path) -> None:
@@ -256,21 +238,19 @@ def write_placed(prepared: Prepared, placement: Placement, path: Path) -> None:
     own, backend, has_pairs = prepared.quantized, prepared.backend.target, bool(placement.sites)
     if placement.given and own is not None:
         imported = own.imported
-        given = SchemeFile(backend=backend, pairs=imported.pairs, equalized=imported.equalized)
-        write_scheme(path, given)
+        SchemeFile(backend=backend, pairs=imported.pairs, equalized=imported.equalized).write(path)
         return
     factors = (
         (*branches_of(prepared.folded).values(), *prepared.equalized_for(placement)) if has_pairs else ()
     )
-    scheme = SchemeFile(
+    SchemeFile(
         backend=backend,
         pairs=prepared.numbers.placed(placement),
         equalized=factors,
         dq_dtype=prepared.case.quantize.dq_dtype,
         # without pairs it is the user's model
         converted_from=(prepared.converted_from or None) if has_pairs else None,
-    )
-    write_scheme(path, scheme)
+    ).write(path)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:

@@ -27,15 +27,15 @@ from qdqspec.accuracy import (
     shaped_by_data,
     shapes_text,
 )
-from qdqspec.accuracy.corrections import FoundCorrections, write_found
-from qdqspec.app.preparation.correcting import (
-    find_case_corrections,
+from qdqspec.accuracy.corrections import (
+    FoundCorrections,
     find_sum_limits,
-    note_sum_limits,
-    read_case_corrections,
-    scaled_branches,
+    note_wide_weights,
+    read_found,
     without_overflows,
+    write_found,
 )
+from qdqspec.app.preparation.correcting import find_branches, find_case_corrections
 from qdqspec.app.preparation.runtimes import (
     Definition,
     Groups,
@@ -47,7 +47,7 @@ from qdqspec.app.preparation.runtimes import (
     open_observer,
     runner,
 )
-from qdqspec.app.preparation.start import KeptScales, float_form_of, kept_scales, with_float_form
+from qdqspec.app.preparation.start import float_form_of, with_float_form
 from qdqspec.app.preparation.stored import header_of, search_key
 from qdqspec.backends import Capabilities, Engine
 from qdqspec.errors import PatternError, QdqspecError
@@ -66,19 +66,15 @@ from qdqspec.graph import (
 )
 from qdqspec.graph.regions import find_regions, parse, select_nodes
 from qdqspec.qdq import (
-    Corrections,
     Equalization,
+    KeptScales,
     Quantizer,
     SchemeSpace,
     TensorRange,
     branches_of,
     calibrate_with,
     equalized,
-    format_choices,
     given_ranges,
-    keep_ranges,
-    saturations,
-    tie_ranges,
     touched,
 )
 from qdqspec.spec import Problem, source_lines, spec_error
@@ -275,7 +271,7 @@ class Prepared:
     @cached_property
     def folded(self) -> Model:
         """The model without BatchNormalization, with products where factors of channels reduce the error."""
-        changes = scaled_branches(self, self._plain)
+        changes = find_branches(self, self._plain)
         if changes:
             self.note_once(
                 f"equalization inserts {count_text(len(changes), 'product')} with factors of channels between a "
@@ -310,8 +306,15 @@ class Prepared:
         selected = select_nodes(self.folded, self.case.patterns)
         for pattern in selected.unmatched:
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
-        rules, able = self.case.quantize, self.capabilities
-        chosen = [choice.format for choice in format_choices(rules, able)]
+        rules, able, products = self.case.quantize, self.capabilities, branches_of(self.folded).keys()
+        space = SchemeSpace(
+            self.folded,
+            able,
+            allowed=selected.allowed - products,
+            denied=selected.denied | products,
+            rules=rules,
+        )
+        chosen = [choice.format for choice in space.choices]
         for name in rules.formats if len(rules.formats) > 1 else ():
             if name not in chosen:
                 missing = able.lacking.get(name)
@@ -320,15 +323,8 @@ class Prepared:
                     why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self.backend.name} {why}; {rest}")
-        products = branches_of(self.folded).keys()
-        return SchemeSpace(
-            self.folded,
-            self.capabilities,
-            allowed=selected.allowed - products,
-            denied=selected.denied | products,
-            rules=self.case.quantize,
-            regions=self.regions,
-        )
+        space.regions = self.regions  # whose notes follow those on formats
+        return space
 
     @cached_property
     def scores(self) -> Scores:
@@ -387,32 +383,33 @@ class Prepared:
         else:
             found = self.tensor_ranges(self.folded, space.tensors, note=self.note_once)
             ranges = found[self.case.quantize.calibration]
-        kept = {tensor: span for tensor, span in self.start_scales.ranges.items() if tensor in ranges}
-        numbers = self._quantizer(self.folded, keep_ranges(self.folded, ranges, kept))
-        if wider := [tensor for tensor, span in kept.items() if numbers.ranges[tensor] != span]:
+        numbers = self._quantizer(self.folded, self.start_scales.replace_ranges(self.folded, ranges))
+        kept = self.start_scales.ranges.items()
+        if wider := [tensor for tensor, span in kept if numbers.ranges.get(tensor, span) != span]:
             why = "operators that copy or join values need one scale for all of them"
             self.note_once(f"scales of `start_from` that became larger, {names_text(wider)}: {why}")
-        note_sum_limits(numbers, space, self.note_once)
+        note_wide_weights(numbers, space, self.note_once)
         return space.known(ranges.keys()), numbers
 
     def _quantizer(self, model: Model, ranges: Mapping[str, TensorRange]) -> Quantizer:
         """The numbers of the folded model, or of an equalized one, by rules and capabilities, not corrected."""
-        tied, capabilities = tie_ranges(model, ranges), self.capabilities
-        # those of the user, or of a quantized model that the search starts from
-        given = tied if self.case.inputs.scales is not None else self.start_scales.tensors
-        numbers = Quantizer(
+        space, saturates, limits = self.candidates, self.capabilities.reduce_range, {}
+        if saturates and "bits" in self.case.quantize.allowed_corrections:
+            observe = partial(self.values_of, model)
+            limits = find_sum_limits(model, space, observe, self.calibration, self.note_once)
+        numbers = Quantizer.of_backend(
             model,
-            tied,
-            reduce_range=capabilities.reduce_range,
-            symmetric_activations=capabilities.symmetric_activations,
-            biases=self.candidates.bias_sources,
-            saturations=saturations(model, tied, given),
-            sum_limits=find_sum_limits(self, model),
+            ranges,
+            self.capabilities,
+            biases=space.bias_sources,
+            # those of the user, or of a quantized model that the search starts from
+            kept=ranges if self.case.inputs.scales is not None else self.start_scales.tensors,
+            sum_limits=limits,
         )
-        kept = self.start_scales.weights
-        if capabilities.reduce_range:
-            kept = without_overflows(kept, numbers, self.note_once)
-        return numbers.corrected(Corrections(weights=kept)) if kept else numbers
+        weights = self.start_scales.weights
+        if saturates:
+            weights = without_overflows(weights, numbers, self.note_once)
+        return numbers.corrected(weights=weights) if weights else numbers
 
     def recalibrated(self, model: Model, tensors: Collection[str]) -> Quantizer:
         """The numbers of an equalized model, whose ranges differ at these tensors."""
@@ -440,7 +437,7 @@ class Prepared:
         """The scales of the quantized models that the search starts from, if the case keeps them."""
         if self.case.quantize.scales != "keep":
             return KeptScales()
-        return kept_scales(self._plain, self.case.tune.start_from, self.note_once)
+        return KeptScales.read(self._plain, self.case.tune.start_from, self.note_once)
 
     def keep_corrections(self, path: Path, *, read_only: bool = False) -> None:
         """Take the corrections from a file of the same search; else find them, and write them unless ``read_only``."""
@@ -452,7 +449,7 @@ class Prepared:
         if self._kept is None:
             return find_case_corrections(self)
         path, read_only = self._kept
-        known = read_case_corrections(self, path)
+        known = read_found(path, self.journal_header, self.folded, self.recalibrated)
         found = known or find_case_corrections(self)
         if known is None and not read_only:
             write_found(path, self.journal_header, found)  # a resumed search has the same
@@ -479,7 +476,7 @@ class Prepared:
         numbers = found.numbers or self.calibrated[1]
         if not any(gain.taken for gain in found.gains):
             return numbers
-        return numbers.corrected(replace(numbers.corrections, ranges=found.ranges, biases=found.biases))
+        return numbers.corrected(ranges=found.ranges, biases=found.biases)
 
     @property
     def nothing(self) -> str:

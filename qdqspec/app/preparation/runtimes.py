@@ -23,14 +23,14 @@ from qdqspec._core.files import TemporaryFolder
 from qdqspec._core.locks import DeviceLock, log_wait
 from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
-from qdqspec.accuracy import Runtime, noise_power, signal_power, sqnr_db
+from qdqspec.accuracy import Runtime, sqnr_of_runs
 from qdqspec.backends import Backend, BuildOptions, Engine, Isolated, backend_named, engines_at_once
 from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
 from qdqspec.graph import Model, as_defined, load_model, require_path, save_model, with_outputs
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.regions import groups_of
 from qdqspec.graph.trt import is_pair_op
-from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, EXACT_DB, DefinitionEvidence, DeviceKey, Progress
+from qdqspec.types import DEFAULT_MIN_SQNR_DB, DEFINED_DB, DefinitionEvidence, DeviceKey, Progress
 
 if TYPE_CHECKING:
     from qdqspec.app.preparation.prepare import Prepared
@@ -260,7 +260,7 @@ def compared_with_definition(
     except BackendError:  # the caller reports a model that does not run
         return None
     by_output = {
-        name: _sqnr_db([outputs[name] for outputs in expected], [outputs.get(name) for outputs in seen])
+        name: sqnr_of_runs([outputs[name] for outputs in expected], [outputs.get(name) for outputs in seen])
         for name, value in (expected[0].items() if expected else ())
         if np.issubdtype(value.dtype, np.floating)
     }
@@ -299,14 +299,6 @@ def _outputs(build: Callable[[], Engine], samples: Sequence[Feed]) -> list[Mappi
         return [engine.run(feed) for feed in samples]
 
 
-def _sqnr_db(expected: Sequence[Array], seen: Sequence[Array | None]) -> float:
-    """Of one output over all samples; an output that has no signal in any of them is equal if it can be compared."""
-    signal = sum(map(signal_power, expected))
-    noise = sum(noise_power(one, other) for one, other in zip(expected, seen, strict=True))
-    found = EXACT_DB if not signal and noise < np.inf else sqnr_db(signal, noise)
-    return float(np.clip(found, -EXACT_DB, EXACT_DB))
-
-
 def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
     """The first node whose output differs; empty for a runtime whose graph cannot be written.
 
@@ -333,7 +325,7 @@ def _likely_node(definition: Definition, backend: Backend, feed: Feed) -> str:
     expected, seen = values
     for name in names:
         is_same_shape = name in expected and name in seen and expected[name].shape == seen[name].shape
-        if is_same_shape and _sqnr_db([expected[name]], [seen[name]]) < DEFINED_DB:
+        if is_same_shape and sqnr_of_runs([expected[name]], [seen[name]]) < DEFINED_DB:
             node = model.producer[name]
             return f"{node.op_type} '{node.name}'"
     return ""

@@ -148,8 +148,7 @@ class Session(Closing):
             return work.find_culprits(most=most)
         quantized = load_model(Path(cast("PathLike", self.file(tuned))))
         imported = import_placement(quantized, work.prepared.given)
-        factors = imported.equalized
-        return culprits_of(work.prepared, imported.pairs, factors=factors, quantized=quantized, most=most)
+        return culprits_of(work.prepared, imported, quantized=quantized, most=most)
 
     def probe(
         self,

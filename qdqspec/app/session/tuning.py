@@ -18,8 +18,8 @@ from qdqspec._core.registry import resolve
 from qdqspec._core.units import count_text, interval_text, names_text, ratio_text
 from qdqspec.accuracy import Dataset, Rehearsal, RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.app.evidence.builds import rejected_candidates
-from qdqspec.app.evidence.timing import clock_for
-from qdqspec.app.preparation.files import CandidateFiles, half_reference, note_float_types
+from qdqspec.app.evidence.timing import clock_for, note_float_types
+from qdqspec.app.preparation.files import CandidateFiles, half_reference
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import reference_runtime
 from qdqspec.app.preparation.start import warm_starts

@@ -28,7 +28,7 @@ from qdqspec.checks import Check, needs_of, number_notes, requested, requests_of
 from qdqspec.errors import QdqspecError, StateError
 from qdqspec.graph import load_model, require_path
 from qdqspec.graph.regions import find_regions, fold_graph
-from qdqspec.qdq import SchemeFile, check_survival, read_scheme
+from qdqspec.qdq import SchemeFile, check_survival
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -123,7 +123,7 @@ class CaseWork:
     @cached_property
     def scheme(self) -> SchemeFile:
         """The Q/DQ pairs of the selected model with their numbers, and the factors of its channels."""
-        return read_scheme(self.find().folder / SCHEME)
+        return SchemeFile.read(self.find().folder / SCHEME)
 
     # ---- evidence ---------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class CaseWork:
     def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
         """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
         scheme = self.scheme
-        return culprits_of(self.prepared, scheme.pairs, output, factors=scheme.equalized, **limits)
+        return culprits_of(self.prepared, scheme, output, **limits)
 
     def _figures(self, request: FigureRequest) -> Mapping[str, float]:
         measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))

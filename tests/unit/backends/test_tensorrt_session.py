@@ -28,7 +28,7 @@ from qdqspec.backends.isolation.isolated import Isolated
 from qdqspec.backends.open_engines import has_memory
 from qdqspec.backends.tensorrt.engine import TensorRt
 from qdqspec.errors import StateError
-from qdqspec.qdq.scheme_file import read_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.testing.backends import BackendContract
 from qdqspec.types import Case, Inputs, RegionRules, TuneRules
 
@@ -268,7 +268,7 @@ def test_a_calibration_cache_needs_no_run(
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,), layout="") as session:
         found = session.tune(asked).record.cases[0].evidence
     assert not found.search.unchanged
-    pairs = read_scheme(tmp_path / "reports" / "scheme.json").pairs
+    pairs = SchemeFile.read(tmp_path / "reports" / "scheme.json").pairs
     placed = {pair.site.tensor: pair.scale for pair in pairs if not pair.site.weight}
     assert placed
     assert placed == {tensor: (pytest.approx(scales[tensor]),) for tensor in placed}

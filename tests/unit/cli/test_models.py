@@ -14,7 +14,7 @@ from refused_models import mixed_float_types, pair_that_no_build_takes
 from qdqspec.graph.given import given_model
 from qdqspec.graph.model import load_model
 from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import SchemeFile, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"
@@ -206,7 +206,7 @@ def files(tmp_path: Path, verb) -> Path:
     )
     given, placement = given_model(path, {"rate": 16000}), Placement(sites=frozenset(sites))
     numbers = Quantizer(given, ranges_for(given)).placed(placement)
-    write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime-cpu", pairs=numbers))
+    SchemeFile(backend="onnxruntime-cpu", pairs=numbers).write(tmp_path / "scheme.json")
     np.savez(tmp_path / "data.npz", x=random.uniform(-1, 1, size=(2, 1, 4, 8, 8)).astype(np.float32))
     applied = verb("apply", "rates.onnx", "scheme.json", "-o", "tuned.onnx", *VALUES)
     assert applied.code == 0, applied.err

@@ -134,7 +134,7 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails = Mock(side_effect=BackendError("the runtime ended"))
-    monkeypatch.setattr("qdqspec.app.preparation.correcting._ranges", fails)
+    monkeypatch.setattr("qdqspec.accuracy.corrections.numbers.widened", fails)
     work = prepared(session, models, tmp_path, ("ranges", "bias"))
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("bias", True)]
     assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings

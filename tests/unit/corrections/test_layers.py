@@ -21,7 +21,7 @@ from qdqspec.accuracy.corrections.overflow import PairMaxima, SumLimit, observed
 from qdqspec.app.session import Session
 from qdqspec.graph.model import Model
 from qdqspec.qdq.formats import QuantParams, number_format
-from qdqspec.qdq.quantizer import activation_params, dequantize, quantize, weight_params
+from qdqspec.qdq.quantizer import activation_params, weight_params
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.types import Consumer, Inputs, QuantizeRules, Site, TuneRules
 
@@ -93,18 +93,18 @@ def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int, *, is_quan
     weight = random.standard_normal((8, 4 // groups, 1, 1)).astype(np.float32)
     layer = layer_of(linear_model("Conv", weight, 4, group=groups))
     params = weight_params(weight, number_format("int4"), 0)
-    integers = quantize(weight, params)
+    integers = params.quantize(weight)
     samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
     pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
     ((_, fit, held_out),) = observed_means([layer], samples, {layer.weight: pair} if is_quantized else {})
     x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1)
-    stored = dequantize(quantize(x, pair), pair) if is_quantized else x
+    stored = pair.dequantize(pair.quantize(x)) if is_quantized else x
 
     def outputs(values: np.ndarray, kernel: np.ndarray) -> np.ndarray:
         rows, by_group = values.reshape(-1, groups, 4 // groups), kernel.reshape(groups, 8 // groups, -1)
         return np.einsum("rgc,goc->rgo", rows, by_group).mean(axis=0).reshape(-1)
 
-    expected = outputs(stored, dequantize(integers, params)) - outputs(x, weight)
+    expected = outputs(stored, params.dequantize(integers)) - outputs(x, weight)
     assert not is_quantized or np.abs(expected).max() > 0.05
     corrected = bias_shift(layer, weight, params, integers, fit, held_out)
     assert corrected is not None
@@ -115,7 +115,7 @@ def test_a_shift_that_other_samples_do_not_confirm_is_not_corrected() -> None:
     weight = np.array([[0.3, -0.7]], np.float32).reshape(1, 2, 1, 1)
     layer = layer_of(linear_model("Conv", weight, 4))
     params = weight_params(weight, number_format("int8"), 0)
-    integers = quantize(weight, params)
+    integers = params.quantize(weight)
     mean = np.array([[1.0, 0.0]], np.float32)
     fit, other = np.array([mean, mean]), np.array([-mean, -mean])
     assert bias_shift(layer, weight, params, integers, fit, fit) is not None
@@ -213,7 +213,7 @@ def test_weights_of_a_product_do_not_overflow_on_data(seed: int, depth: int, *, 
     assert (scale <= reduced.scale).all()
     integers = np.clip(np.rint(weight / scale), -127, 127)
     for params in (static, params_of(x)):
-        assert largest_sum(quantize(x, params).reshape(-1, depth), integers.T) <= MOST
+        assert largest_sum(params.quantize(x).reshape(-1, depth), integers.T) <= MOST
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_convolutions_do_not_overflow_on_data(channels: int, groups: int, pads: 
     by_group = windows.reshape(2, groups, -1, *windows.shape[2:4], 9)  # sample to kernel
     columns = by_group.transpose(1, 0, 3, 4, 5, 2).reshape(groups, -1, 9 * channels // groups)
     rows = limit.layer.matrix(integers)
-    assert all(largest_sum(quantize(columns[n], params), rows[n]) <= MOST for n in range(groups))
+    assert all(largest_sum(params.quantize(columns[n]), rows[n]) <= MOST for n in range(groups))
 
 
 LSTM = """g (float[5, 2, 6] x) => (float[5, 2, 2, 4] y) {
@@ -257,7 +257,7 @@ def test_weights_of_an_lstm_are_limited_by_its_input_and_its_hidden_states() -> 
         integers = np.clip(np.rint(weight / scale.reshape(2, 1, 1)), -127, 127)
         for run in runs[site.tensor]:
             for values, own in zip(run, integers, strict=True):
-                assert largest_sum(quantize(values, params_of(run)), own) <= MOST
+                assert largest_sum(params_of(run).quantize(values), own) <= MOST
 
 
 BITS = QuantizeRules(corrections=("bits",))

@@ -28,7 +28,8 @@ from qdqspec.qdq.calibrate import (
     percentile_range,
     read_ranges,
 )
-from qdqspec.qdq.ranges import TensorRange, keep_ranges, tie_ranges
+from qdqspec.qdq.import_qdq import KeptScales
+from qdqspec.qdq.ranges import TensorRange, tie_ranges
 
 METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
@@ -378,6 +379,6 @@ def test_kept_ranges_hold_for_copies_too_and_not_for_operands_of_a_concat() -> N
     nodes = "r = Relu(x)  p = MaxPool(r)  t = Tanh(x)  s = Sin(x)  c = Concat(t, s)  y = Add(p, c)"
     wide, narrow = TensorRange(0.0, 4.0), TensorRange(0.0, 3.0)
     model, ranges = model_of(nodes), dict.fromkeys("rptsc", wide)
-    found = keep_ranges(model, ranges, {"r": narrow, "t": narrow, "x": narrow})
+    found = KeptScales(ranges={"r": narrow, "t": narrow, "x": narrow}).replace_ranges(model, ranges)
     assert found == ranges | {"r": narrow, "p": narrow, "t": narrow}
     assert tie_ranges(model, found) == ranges | {"r": narrow, "p": narrow}

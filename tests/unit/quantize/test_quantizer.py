@@ -14,9 +14,7 @@ from qdqspec.qdq.formats import FORMATS, QuantParams
 from qdqspec.qdq.quantizer import (
     Quantizer,
     activation_params,
-    dequantize,
     packed,
-    quantize,
     unpacked,
     weight_params,
 )
@@ -39,7 +37,7 @@ def model_with_weight(weight: np.ndarray) -> Model:
 def test_reduce_range_applies_to_8_bit_products_only() -> None:
     weight = np.ones((2, 2), np.float32)
     params = weight_params(weight, FORMATS["int16"], None, reduce_range=True)
-    assert quantize(weight, params).max() == 32767
+    assert params.quantize(weight).max() == 32767
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_a_bias_fits_in_32_bits_beside_a_channel_of_zeros(weak: float) -> None:
     input_scale, bias = 0.01, 3
     assert bias / (input_scale * params.scale[0]) < 2**31
     assert params.scale[1] == np.float32(2 / 127)
-    np.testing.assert_array_equal(quantize(weight, params), [[0, 0], [64, -127]])
+    np.testing.assert_array_equal(params.quantize(weight), [[0, 0], [64, -127]])
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-40, 3.4e38])
@@ -77,15 +75,15 @@ def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
             activation_params(TensorRange(-largest, largest), FORMATS["uint8"]),
         ):
             assert (params.scale >= np.finfo(np.float32).smallest_normal).all()
-            assert np.isfinite(dequantize(quantize(weight, params), params)).all()
+            assert np.isfinite(params.dequantize(params.quantize(weight))).all()
 
 
 def test_a_bias_beyond_32_bits_saturates() -> None:
     fmt = FORMATS["int32"]
     tiny = QuantParams(fmt, np.float32([1e-9]), np.zeros(1, np.int32), axis=0)
     with warnings.catch_warnings(action="error"):
-        assert quantize(np.float32([300]), tiny) == 2**31 - 1
-        assert quantize(np.float32([-300]), tiny) == -(2**31)
+        assert tiny.quantize(np.float32([300])) == 2**31 - 1
+        assert tiny.quantize(np.float32([-300])) == -(2**31)
 
 
 @given(seed=st.integers(0, 99))

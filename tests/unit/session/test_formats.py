@@ -18,7 +18,7 @@ from onnx_text import outputs_of, saved
 from sessions import Open
 from written_cases import check_of, normal
 
-from qdqspec.app.preparation.files import note_float_types
+from qdqspec.app.evidence.timing import note_float_types
 from qdqspec.app.report.record import case_to_json
 from qdqspec.app.session import Session
 from qdqspec.app.session.study import Study
@@ -27,7 +27,7 @@ from qdqspec.graph.conversion import with_integer_kernels
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.import_qdq import import_placement
-from qdqspec.qdq.scheme_file import apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import (
     Case,
@@ -155,15 +155,15 @@ def test_scales_and_outputs_have_the_given_type(
     assert len(dequantizers) == 4
     assert {tuned.elem_type(node.outputs[0]) for node in dequantizers} == {elem_type}
     assert {tuned.constants[node.inputs[1]].data_type for node in dequantizers} == {elem_type}
-    assert read_scheme(scheme).dq_dtype == dq_dtype
-    applied = apply_scheme(load_model(model), scheme).proto
+    assert SchemeFile.read(scheme).dq_dtype == dq_dtype
+    applied = SchemeFile.read(scheme).apply(load_model(model)).proto
     assert list(applied.graph.node) == list(tuned.proto.graph.node)
 
 
 def test_outputs_of_plugins_are_not_quantized_without_a_given_type(session: Session, tmp_path: Path) -> None:
     _, path, scheme = exported(session, tmp_path)
     assert not any(node.op_type == "DequantizeLinear" for node in load_model(path).nodes)
-    assert read_scheme(scheme).dq_dtype is None
+    assert SchemeFile.read(scheme).dq_dtype is None
 
 
 # ---- float16 models, which may be tuned as copies in float32 --------------------------------------
@@ -254,8 +254,12 @@ def test_strip_restores_the_float16_model_or_gives_a_float32_one(half: Path, qua
 def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantized: Path) -> None:
     scheme = quantized.with_name("scheme.json")
     tuned, given = load_model(quantized), load_model(half)
-    assert json.loads(scheme.read_text())["converted_from"] == read_scheme(scheme).converted_from == "float16"
-    applied = apply_scheme(given, scheme)
+    assert (
+        json.loads(scheme.read_text())["converted_from"]
+        == SchemeFile.read(scheme).converted_from
+        == "float16"
+    )
+    applied = SchemeFile.read(scheme).apply(given)
     assert applied.proto == tuned.proto
     assert "converted from float16 to float32, as tuning does" in applied.notes
     found = diff_models(given, tuned)
@@ -263,8 +267,8 @@ def test_own_and_imported_schemes_apply_to_the_float16_model(half: Path, quantiz
     assert (found.skeleton.differs, found.skeleton.converted) == (False, True)
     for original in (given, None):
         own, path = import_placement(tuned, original), half.with_name("imported.json")
-        write_scheme(path, own)
-        assert diff_models(tuned, Model(apply_scheme(given, path).proto)).same
+        own.write(path)
+        assert diff_models(tuned, Model(SchemeFile.read(path).apply(given).proto)).same
 
 
 def test_the_result_compares_all_with_the_float16_model(shared: Session, half: Path) -> None:
@@ -283,7 +287,7 @@ def test_the_result_compares_all_with_the_float16_model(shared: Session, half: P
     tuned = load_model(output / "tuned.onnx")
     assert bool(tuned.float16_nodes) == evidence.search.unchanged
     assert "float32," in (output / "layers.csv").read_text()
-    applied = apply_scheme(load_model(half), output / "scheme.json").proto
+    applied = SchemeFile.read(output / "scheme.json").apply(load_model(half)).proto
     assert bool(Model(applied).converted_from) != evidence.search.unchanged
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from qdqspec.backends.onnxruntime.engine import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import load_model
 from qdqspec.graph.ops import QDQ_OPS
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.types import Case, Consumer, CulpritEvidence, Inputs, PlacedPair, QuantizeRules, Site, TuneRules
 
 DATA = Path(__file__).parents[2] / "data"
@@ -234,35 +236,39 @@ def bench(open_session: Open, case: Case) -> Prepared:
     return open_session().work(case).prepared
 
 
+def ranked(bench: Prepared, pairs: Iterable[PlacedPair], **limits: Any) -> CulpritEvidence:
+    return culprits_of(bench, SchemeFile(backend="any", pairs=tuple(pairs)), **limits)
+
+
 def test_the_coarsest_pair_is_first_and_the_sqnr_without_it_is_as_reported(bench: Prepared) -> None:
-    found = culprits_of(bench, PAIRS)
+    found = ranked(bench, PAIRS)
     worst = found.pairs[0]
     assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
     assert worst.share > 0.9
     assert (found.total, len(found.pairs), found.samples, found.data) == (6, 6, 8, "calibration")
     assert found.output == "y"
-    others = culprits_of(bench, [pair for pair in PAIRS if pair.site.consumers[0].node != "second"])
+    others = ranked(bench, [pair for pair in PAIRS if pair.site.consumers[0].node != "second"])
     assert worst.without_db == pytest.approx(others.together_db)
     assert worst.without_db > found.together_db + 10
 
 
 def test_shares_of_listed_pairs_and_the_rest_add_up_to_one(bench: Prepared) -> None:
-    whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
+    whole, some = ranked(bench, PAIRS, most=None), ranked(bench, PAIRS, most=2)
     assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
     assert whole.rest == pytest.approx(0, abs=1e-9)
     assert [pair.site for pair in some.pairs] == [pair.site for pair in whole.pairs[:2]]
     assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
     together = placed("b", ("second", 0), ("add", 0), scale=2.0)
-    assert culprits_of(bench, [together, *PAIRS[:2]], most=1).pairs[0].nodes == ("add", "second")
+    assert ranked(bench, [together, *PAIRS[:2]], most=1).pairs[0].nodes == ("add", "second")
 
 
 def test_reasons_for_missing_pairs(bench: Prepared, session: Session, tmp_path: Path) -> None:
-    assert culprits_of(bench, []) == CulpritEvidence(missing="no pair that a scheme can carry is in it")
-    late = culprits_of(bench, PAIRS, seconds=0.0)
+    assert ranked(bench, []) == CulpritEvidence(missing="no pair that a scheme can carry is in it")
+    late = ranked(bench, PAIRS, seconds=0.0)
     assert (len(late.pairs), late.missing) == (1, "the time was over")
     text = "f (float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)  [own] y = plugins.Op(a) }"
     case = Case(id="default", model=saved(tmp_path / "own.onnx", text))
-    refused = culprits_of(session.work(case).prepared, [placed("x", ("relu", 0), scale=0.1)])
+    refused = ranked(session.work(case).prepared, [placed("x", ("relu", 0), scale=0.1)])
     assert refused.pairs == ()
     assert refused.missing.startswith("onnxruntime does not compute it: ")
 

@@ -42,9 +42,9 @@ def test_a_full_disk_does_not_change_the_old_results(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    writer = "stored.shutil.copyfile" if cached else "files.write_scheme"
+    writer = "app.preparation.stored.shutil.copyfile" if cached else "qdq.scheme_file.write_text"
     with monkeypatch.context() as patch:
-        patch.setattr(f"qdqspec.app.preparation.{writer}", full)
+        patch.setattr(f"qdqspec.{writer}", full)
         with pytest.raises(OutputError, match="No space left") as caught:
             open_session().search(case)
     assert caught.value.where == str(folder)

@@ -16,9 +16,9 @@ from random_models import floating, ranges_for
 from sessions import Open
 from written_cases import digits_case
 
-from qdqspec.app.preparation.correcting import without_overflows
+from qdqspec.accuracy.corrections.overflow import without_overflows
 from qdqspec.app.preparation.prepare import Prepared
-from qdqspec.app.preparation.start import kept_scales, warm_starts as starts_of
+from qdqspec.app.preparation.start import warm_starts as starts_of
 from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import ConfigError, ModelError, StateError
@@ -28,11 +28,12 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.formats import number_format
+from qdqspec.qdq.import_qdq import KeptScales
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer, activation_params, weight_key
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.region_schemes import PatternCache
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.search.journal import Journal
@@ -98,8 +99,8 @@ def test_the_model_as_given_may_be_selected_and_is_written_unchanged(
     assert "the given model's own placement" in result.search.reason
     assert onnx.load(result.model) == onnx.load(STATIC)
     scheme = result.evidence.output / "scheme.json"
-    assert read_scheme(scheme).placement.sites == result.search.winner.sites
-    again = apply_scheme(load_model(result.evidence.output / "reference.onnx"), scheme)
+    assert SchemeFile.read(scheme).placement.sites == result.search.winner.sites
+    again = SchemeFile.read(scheme).apply(load_model(result.evidence.output / "reference.onnx"))
     assert is_quantized(Model(again.proto))
 
 
@@ -184,7 +185,7 @@ def test_overflowing_weights_are_not_kept(trained: tuple[Prepared, Placement, Pa
     save_model(insert_qdq(own.model, placement, numbers).proto, tmp_path / "q.onnx")
     notes: list[str] = []
     paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
-    kept = kept_scales(own.model, paths, notes.append)
+    kept = KeptScales.read(own.model, paths, notes.append)
     weights = {weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"}
     assert weights == kept.weights.keys()
     assert not any("overflow" in note for note in notes)
@@ -208,15 +209,15 @@ def test_scales_of_a_weight_with_other_values_or_another_zero_point_are_not_kept
     placement = Placement(sites=frozenset({site}))
     path, notes = tmp_path / "q.onnx", list[str]()
     save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, path)
-    kept = kept_scales(model, [path], notes.append)
+    kept = KeptScales.read(model, [path], notes.append)
     assert kept.weights.keys() == {weight_key(site)}
-    assert not kept_scales(fold_weights(model).model, [path], notes.append).weights
+    assert not KeptScales.read(fold_weights(model).model, [path], notes.append).weights
     assert "q.onnx: the scales of 1 weight are not kept: they are for other values" in notes[-1]
     text = """(float[1, 4] x) => (float[1, 4] y) <float s = {0.02}, uint8 z = {0}, float k = {3.0}> {
         q = QuantizeLinear (k, s, z)  d = DequantizeLinear (q, s, z)  y = Add (x, d) }"""
     quantized = model_of(text)
     onnx.save(quantized.proto, path)
-    assert not kept_scales(Model(strip_qdq(quantized).proto), [path], [].append).weights
+    assert not KeptScales.read(Model(strip_qdq(quantized).proto), [path], [].append).weights
 
 
 # ---- placements in files --------------------------------------------------------------------------
@@ -298,7 +299,7 @@ def test_placements_of_files_are_ordered_and_distinct(
 ) -> None:
     everything = start.space.resolve(start.space.everything())
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, SchemeFile(backend=HERE[0], pairs=numbers(start.space).placed(half)))
+    SchemeFile(backend=HERE[0], pairs=numbers(start.space).placed(half)).write(scheme)
     cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
     same = cache_at(tmp_path / "same.yaml", start.space, half)
     assert warm_starts([scheme, cache, same, scheme], start) == (half, everything)
@@ -319,7 +320,7 @@ def test_files_of_another_backend_are_an_error(
     start: SimpleNamespace, half: Placement, tmp_path: Path
 ) -> None:
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, SchemeFile(backend="tensorrt-10", pairs=numbers(start.space).placed(half)))
+    SchemeFile(backend="tensorrt-10", pairs=numbers(start.space).placed(half)).write(scheme)
     cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
     trial = Trial(number=0, phase="pure", placement=half, ratio=1.0, incumbent=True)
     journal = journal_at(tmp_path / "trials.jsonl", [trial], backend="tensorrt-10")
@@ -394,7 +395,7 @@ def test_scales_of_smoothed_activations_and_weights_are_not_kept(tmp_path: Path)
     )  # fmt: skip
     save_model(quantized.proto, tmp_path / "q.onnx")
     notes: list[str] = []
-    kept = kept_scales(model, [tmp_path / "q.onnx"], notes.append)
+    kept = KeptScales.read(model, [tmp_path / "q.onnx"], notes.append)
     assert (kept.ranges, kept.weights) == ({}, {})
     assert ["1 weight are not kept" in notes[0], "1 activation are not kept" in notes[1]] == [True, True]
 
@@ -408,14 +409,14 @@ def test_scales_that_would_clip_a_weight_are_not_kept(tmp_path: Path, factor: fl
     placement = Placement(sites=frozenset({site}))
     save_model(insert_qdq(model, placement, Quantizer(model, {})).proto, tmp_path / "q.onnx")
     larger = parsed(text, 13, w=(model.array("w") * factor).astype(np.float32))
-    assert bool(kept_scales(larger, [tmp_path / "q.onnx"], lambda _: None).weights) == is_kept
+    assert bool(KeptScales.read(larger, [tmp_path / "q.onnx"], lambda _: None).weights) == is_kept
 
 
 def test_a_scale_that_is_computed_when_the_model_runs_is_not_kept(tmp_path: Path) -> None:
     model = parsed("g (float[2,4] x) => (float[2,4] y) { [m] y = MatMul(x, w) }", 13, w=(4, 4))
     save_model(model.proto, tmp_path / "model.onnx")
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "q.onnx")
-    kept = kept_scales(model, [tmp_path / "q.onnx"], lambda _: None)
+    kept = KeptScales.read(model, [tmp_path / "q.onnx"], lambda _: None)
     assert ([*kept.ranges], [tensor for tensor, _, _ in kept.weights]) == ([], ["w"])
 
 
@@ -437,7 +438,7 @@ def test_scales_of_each_format_of_a_tensor_are_kept(tmp_path: Path, *, swapped: 
     given = dict(zip("szuyvo", (each for pair in numbers.values() for each in pair), strict=True))
     quantized = parsed(f"{ends} {{ {chain} {tail.format(*readers)} }}", 21, w=model.array("w"), **given)
     save_model(quantized.proto, tmp_path / "q.onnx")
-    quantizer = Quantizer(model, kept_scales(model, [tmp_path / "q.onnx"], lambda _: None).ranges)
+    quantizer = Quantizer(model, KeptScales.read(model, [tmp_path / "q.onnx"], lambda _: None).ranges)
     for name, (scale, zero_point) in numbers.items():
         params = quantizer.params(Site(tensor="t", consumers=(Consumer("MatMul#1", 0),), format=name))
         assert (params.scale, params.zero_point) == (scale, zero_point), name

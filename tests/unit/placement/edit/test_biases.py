@@ -19,7 +19,7 @@ from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.pairs import biased_layer
 from qdqspec.qdq.quantizer import Corrections, Quantizer, weight_key
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
@@ -105,8 +105,8 @@ def test_schemes_reproduce_corrected_biases_and_strip_restores_the_original(
     placement = Placement(sites=frozenset(chosen))
     made = insert_qdq(model, placement, numbers)
     onnx.checker.check_model(made.proto)
-    write_scheme(folder / "scheme.json", SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)))
-    again = apply_scheme(model, folder / "scheme.json")
+    SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)).write(folder / "scheme.json")
+    again = SchemeFile.read(folder / "scheme.json").apply(model)
     assert again.proto.SerializeToString() == made.proto.SerializeToString()
     save_model(made.proto, folder / "q.onnx")
     quantized = load_model(folder / "q.onnx")
@@ -136,6 +136,6 @@ def test_diff_reports_a_corrected_bias() -> None:
 def test_a_bias_correction_of_another_channel_count_is_omitted_with_a_note(tmp_path: Path) -> None:
     model = model_of("initializer")
     pairs = numbers_of(model, [1.0, 2.0], SHIFTS[1]).placed(PLACEMENT)
-    write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime", pairs=pairs))
-    notes = apply_scheme(model, tmp_path / "scheme.json").notes
+    SchemeFile(backend="onnxruntime", pairs=pairs).write(tmp_path / "scheme.json")
+    notes = SchemeFile.read(tmp_path / "scheme.json").apply(model).notes
     assert any("'w'" in note and "does not hold 3 values" in note for note in notes)

@@ -28,7 +28,7 @@ from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.search_space import SchemeSpace, judge, labels_of
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import QuantizeRules
@@ -175,8 +175,8 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
     space, placement = _space(model), imported.placement
     assert labels_of(space, placement) == space.uniform("dynamic")
     pairs = Quantizer(model, {}, reduce_range=True).placed(placement)
-    write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime", pairs=pairs))
-    assert bytes_of(apply_scheme(model, tmp_path / "scheme.json").proto) == bytes_of(quantized.proto)
+    SchemeFile(backend="onnxruntime", pairs=pairs).write(tmp_path / "scheme.json")
+    assert bytes_of(SchemeFile.read(tmp_path / "scheme.json").apply(model).proto) == bytes_of(quantized.proto)
 
 
 @pytest.mark.parametrize(("directions", "width"), [(1, 24), (2, 32), (1, 256), (2, 300)])
@@ -185,8 +185,8 @@ def test_an_lstm_with_a_scale_for_each_row_comes_back(directions: int, width: in
     quantized = _dynamic(model, tmp_path, per_channel=True, weights=QuantType.QInt8)
     imported = import_placement(quantized, model)
     assert imported.notes == ()
-    write_scheme(tmp_path / "scheme.json", imported)
-    applied = Model(apply_scheme(model, tmp_path / "scheme.json").proto)
+    imported.write(tmp_path / "scheme.json")
+    applied = Model(SchemeFile.read(tmp_path / "scheme.json").apply(model).proto)
     after, before = (
         next(node for node in each.nodes if node.op_type == "DynamicQuantizeLSTM")
         for each in (applied, quantized)
@@ -342,8 +342,8 @@ def test_a_transposed_embedding_is_quantized_as_a_weight(tmp_path: Path) -> None
     assert 0 < error < 0.05 * np.abs(_run(given.proto)).max()
     placement = _space(folded.model).resolve({"head": "dynamic"})
     pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
-    write_scheme(tmp_path / "scheme.json", SchemeFile(backend="onnxruntime-cpu", pairs=pairs))
-    applied = apply_scheme(given, tmp_path / "scheme.json")
+    SchemeFile(backend="onnxruntime-cpu", pairs=pairs).write(tmp_path / "scheme.json")
+    applied = SchemeFile.read(tmp_path / "scheme.json").apply(given)
     (note,) = applied.notes
     assert note.startswith("weights computed, 1 node")
     np.testing.assert_array_equal(_run(applied.proto), _run(quantized))

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_text import outputs_of, parsed
 
-from qdqspec.app.preparation.correcting import scaled_branches
+from qdqspec.app.preparation.correcting import find_branches
 from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
@@ -27,7 +27,8 @@ from qdqspec.qdq.diff import diff_models
 from qdqspec.qdq.equalize import branches_of, equalized, misfit_of, restored, touched
 from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import insert_qdq
-from qdqspec.qdq.scheme_file import SchemeFile, SchemeNumbers, apply_scheme, write_scheme
+from qdqspec.qdq.match import SchemeNumbers
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Case, Consumer, Inputs, PlacedPair, Placement, QuantizeRules, Site, TuneRules
 
@@ -151,7 +152,7 @@ def written(tmp_path: Path) -> tuple[Model, Model, Path]:
     pairs = pairs_of(scaled)
     placement = Placement(sites=frozenset(pair.site for pair in pairs))
     scheme = tmp_path / "scheme.json"
-    write_scheme(scheme, SchemeFile(backend="onnxruntime", pairs=pairs, equalized=changes))
+    SchemeFile(backend="onnxruntime", pairs=pairs, equalized=changes).write(scheme)
     made = insert_qdq(scaled, placement, SchemeNumbers(scaled, pairs))
     save_model(made.proto, tmp_path / "q.onnx")
     return model, load_model(tmp_path / "q.onnx"), scheme
@@ -161,7 +162,9 @@ def test_a_scheme_reproduces_the_factors_and_stripping_removes_them(
     written: tuple[Model, Model, Path],
 ) -> None:
     model, quantized, scheme = written
-    assert apply_scheme(model, scheme).proto.SerializeToString() == quantized.proto.SerializeToString()
+    assert (
+        SchemeFile.read(scheme).apply(model).proto.SerializeToString() == quantized.proto.SerializeToString()
+    )
     assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
     alone = Model(strip_qdq(quantized).proto)
     assert not any(prop.key == EQUALIZED for prop in alone.proto.metadata_props)
@@ -177,10 +180,10 @@ def test_an_imported_scheme_reproduces_the_model(
     model, quantized, _ = written
     imported = import_placement(quantized, model if with_reference else None)
     again = tmp_path / "again.json"
-    write_scheme(again, imported)
+    imported.write(again)
     source = model if with_reference else Model(strip_qdq(quantized).proto)
     assert not any(pair.rounding for pair in imported.pairs)
-    made, wanted = Model(apply_scheme(source, again).proto), quantized
+    made, wanted = Model(SchemeFile.read(again).apply(source).proto), quantized
     for name in wanted.constants:
         np.testing.assert_array_equal(made.array(name), wanted.array(name))
 
@@ -204,14 +207,16 @@ def test_a_scheme_that_does_not_fit_or_was_changed_is_rejected(written: tuple[Mo
         proto.graph.output.append(helper.make_tensor_value_info("t1", TensorProto.FLOAT, None))
 
     with pytest.raises(PlacementError, match="the channels that 'c0' makes cannot be scaled in it"):
-        apply_scheme(changed(model, change), scheme)
+        SchemeFile.read(scheme).apply(changed(model, change))
     content = json.loads(scheme.read_text())
     content["equalized"][0]["exponents"][0] = 2
+    scheme.write_text(json.dumps(content))
     with pytest.raises(StateError, match="its numbers are not those that were written"):
-        apply_scheme(model, content)
+        SchemeFile.read(scheme)
     content["equalized"][0]["constants"][0]["sign"] = 3
+    scheme.write_text(json.dumps(content))
     with pytest.raises(StateError, match="not a scheme"):
-        apply_scheme(model, content)
+        SchemeFile.read(scheme)
 
 
 def test_chains_without_a_quantized_tensor_are_dropped() -> None:
@@ -342,10 +347,10 @@ def test_outliers_of_a_normalization_are_scaled(work: Prepared) -> None:
 def test_operators_without_labels_have_no_products_before_them(
     work: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert scaled_branches(work, work.given)
+    assert find_branches(work, work.given)
     labels = {op: kinds for op, kinds in work.capabilities.labels.items() if op != "MatMul"}
     monkeypatch.setattr(work, "capabilities", replace(work.capabilities, labels=labels, dynamic={}))
-    assert scaled_branches(work, work.given) == ()
+    assert find_branches(work, work.given) == ()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +370,7 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepar
     write_placed(work, placement, tmp_path / "scheme.json")
     quantized, model = load_model(tmp_path / "q.onnx"), work.given
     assert "t0_scaled" in quantized.by_name
-    assert apply_scheme(model, tmp_path / "scheme.json").proto.SerializeToString() == (
+    assert SchemeFile.read(tmp_path / "scheme.json").apply(model).proto.SerializeToString() == (
         quantized.proto.SerializeToString()
     )
     assert strip_qdq(quantized, model).proto.SerializeToString() == model.proto.SerializeToString()
@@ -373,12 +378,12 @@ def test_a_placement_with_a_product_is_written_repeated_and_removed(work: Prepar
     assert [node.op_type for node in alone.nodes] == [node.op_type for node in model.nodes]
     assert alone.constants.keys() == model.constants.keys()
     imported = import_placement(quantized, model)
-    write_scheme(tmp_path / "again.json", imported)
-    again = Model(apply_scheme(model, tmp_path / "again.json").proto)
+    imported.write(tmp_path / "again.json")
+    again = Model(SchemeFile.read(tmp_path / "again.json").apply(model).proto)
     assert diff_models(again, quantized).same
     assert not diff_models(model, quantized).skeleton.differs
     with pytest.raises(PlacementError, match="the channels that 't0_factors' makes cannot be scaled in it"):
-        apply_scheme(residual_model("narrow"), tmp_path / "scheme.json")
+        SchemeFile.read(tmp_path / "scheme.json").apply(residual_model("narrow"))
 
 
 @pytest.mark.parametrize("corrections", ["none", "auto"])

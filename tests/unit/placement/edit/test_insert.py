@@ -15,11 +15,11 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.diff import diff_models
-from qdqspec.qdq.import_qdq import placement_for
+from qdqspec.qdq.import_qdq import import_placement
 from qdqspec.qdq.insert import Inserter, insert_qdq
 from qdqspec.qdq.quantizer import Quantizer
 from qdqspec.qdq.ranges import TensorRange
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
@@ -173,8 +173,8 @@ def test_a_scheme_applies_to_an_output_of_another_index_by_name(tmp_path: Path) 
     model, other = conv_model(), conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
     placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
     pairs = Quantizer(other, ranges_for(other)).placed(placement)
-    write_scheme(tmp_path / "s.json", SchemeFile(backend="any", pairs=pairs))
-    applied = apply_scheme(model, tmp_path / "s.json")
+    SchemeFile(backend="any", pairs=pairs).write(tmp_path / "s.json")
+    applied = SchemeFile.read(tmp_path / "s.json").apply(model)
     assert applied.notes == (
         "found by the nodes that read them, 1: 'y': this model names them otherwise",
         "left out 't': the model has no output of that name",
@@ -186,11 +186,12 @@ def test_import_finds_an_output_by_name_in_a_model_with_more_outputs() -> None:
     """Quantization tools can add or reorder outputs."""
     model, quantized = conv_model(), inserted(conv_model(), site("y", OUTPUT))
     more = conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
-    assert placement_for(more, quantized)[0].sites == {site("y", ("", 1))}
+    assert import_placement(quantized, more).placement_for(more)[0].sites == {site("y", ("", 1))}
     without = conv_model(
         CONVS.replace("[d] y = Relu(v)", "[d] n = Relu(v) y = Neg(n)").replace("y) {", "n) {")
     )
-    assert "1: 'y': the model has no output of that name" in placement_for(without, quantized)[1]
+    _, notes = import_placement(quantized, without).placement_for(without)
+    assert "1: 'y': the model has no output of that name" in notes
     assert not diff_models(model, quantized).added[0].before
     assert diff_models(model, quantized).added[0].readers == ("graph output 'y'",)
 

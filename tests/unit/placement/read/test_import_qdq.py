@@ -17,12 +17,12 @@ from random_models import ranges_for
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.diff import diff_models
-from qdqspec.qdq.import_qdq import Imported, import_placement, placement_for
+from qdqspec.qdq.import_qdq import Imported, import_placement
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.view import View
 from qdqspec.qdq.quantizer import Quantizer
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, Placement, Site
 
@@ -40,9 +40,9 @@ DIALECTS = (
 def reapplied(model: Model, imported: Imported, folder: Path, reference: Model | None = None) -> Model:
     """The model after import, strip, writing the scheme and applying it."""
     scheme = folder / "scheme.json"
-    write_scheme(scheme, replace(imported, positions={}))
+    replace(imported, positions={}).write(scheme)
     stripped = Model(strip_qdq(model, reference).proto, path=model.path)
-    return Model(apply_scheme(stripped, scheme).proto, path=model.path)
+    return Model(SchemeFile.read(scheme).apply(stripped).proto, path=model.path)
 
 
 def ran(model: Model, level: LEVELS, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
@@ -88,7 +88,8 @@ def test_an_imported_and_reapplied_model_computes_the_same(
 
 def test_pairs_that_do_not_fit_another_model_are_reported(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
-    placement, notes = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
+    other = load_model(models / "squeezenet10.onnx")
+    placement, notes = import_placement(quantized, other).placement_for(other)
     assert placement.sites == frozenset()
     assert any("the model has no node '" in note for note in notes)
     assert len(notes) == 5
@@ -135,8 +136,8 @@ def test_pairs_of_nameless_nodes_with_other_numbers_in_the_reference_are_not_mov
     assert [(pair.site.tensor, pair.site.consumers) for pair in imported.pairs] == [
         ("b", (Consumer("MatMul#4", 1),))
     ]
-    write_scheme(tmp_path / "scheme.json", imported)
-    assert diff_models(Model(apply_scheme(original, tmp_path / "scheme.json").proto), quantized).same
+    imported.write(tmp_path / "scheme.json")
+    assert diff_models(Model(SchemeFile.read(tmp_path / "scheme.json").apply(original).proto), quantized).same
     assert diff_models(original, Model(strip_qdq(quantized, original).proto)).same
 
 
@@ -389,8 +390,8 @@ def test_integers_of_a_weight_that_tuning_folded_a_node_into_are_kept(tmp_path: 
 
     imported = import_placement(quantized, reference)
     assert imported.notes == ()
-    write_scheme(tmp_path / "scheme.json", imported)
-    again = Model(apply_scheme(reference, tmp_path / "scheme.json").proto)
+    imported.write(tmp_path / "scheme.json")
+    again = Model(SchemeFile.read(tmp_path / "scheme.json").apply(reference).proto)
     dequantize = again.producer[again.by_name["conv"].inputs[1]]
     assert np.array_equal(again.array(dequantize.inputs[0]), stored)
 
@@ -415,8 +416,8 @@ def test_scales_of_a_weight_before_a_batch_normalization_are_not_for_the_folded_
     site = Site(tensor=name, consumers=(Consumer("c", 1),), format="int8", weight=True)
     scheme = tmp_path / "other.json"
     pairs = [replace(pair, site=site) for pair in import_placement(quantized, original).pairs]
-    write_scheme(scheme, SchemeFile(backend="imported", pairs=tuple(pairs)))
-    found = diff_models(Model(apply_scheme(folded, scheme).proto), quantized)
+    SchemeFile(backend="imported", pairs=tuple(pairs)).write(scheme)
+    found = diff_models(Model(SchemeFile.read(scheme).apply(folded).proto), quantized)
     assert [change.kind for pair in found.changed for change in pair.changes] == ["weight"]
 
 

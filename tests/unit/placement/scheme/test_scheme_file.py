@@ -18,7 +18,7 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.insert import insert_qdq
 from qdqspec.qdq.quantizer import Quantizer, packed
-from qdqspec.qdq.scheme_file import SchemeFile, apply_scheme, read_scheme, write_scheme
+from qdqspec.qdq.scheme_file import SchemeFile
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 
@@ -48,7 +48,7 @@ def placement(model: Model) -> Placement:
 def path(model: Model, placement: Placement, tmp_path: Path) -> Path:
     path = tmp_path / "scheme.json"
     pairs = Quantizer(model, ranges_for(model)).placed(placement)
-    write_scheme(path, SchemeFile(backend="onnxruntime", pairs=pairs))
+    SchemeFile(backend="onnxruntime", pairs=pairs).write(path)
     return path
 
 
@@ -86,22 +86,23 @@ def test_damaged_content_is_an_error_with_its_place_and_a_cure(path: Path, kind:
     change, message = DAMAGE[kind]
     edited(path, change)  # type: ignore[arg-type]
     with pytest.raises(StateError, match=rf"scheme\.json: .*{message}") as caught:
-        read_scheme(path)
+        SchemeFile.read(path)
     assert "qdqspec tune" in (caught.value.cure or "")
 
 
 def test_the_order_of_sites_is_ignored_and_an_edited_file_needs_no_digest(path: Path, model: Model) -> None:
-    whole = apply_scheme(model, path).proto
+    whole = SchemeFile.read(path).apply(model).proto
     edited(path, lambda c: c["sites"].reverse())
-    assert apply_scheme(model, path).proto == whole
+    assert SchemeFile.read(path).apply(model).proto == whole
     edited(path, lambda c: (c["sites"].pop(), c.pop("digest"))[0])
-    assert len(read_scheme(path).pairs) == 2
+    assert len(SchemeFile.read(path).pairs) == 2
 
 
 def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path, model: Model) -> None:
-    content = edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
-    applied = apply_scheme(model, content)
-    assert applied.proto == apply_scheme(model, path).proto
+    whole = SchemeFile.read(path).apply(model).proto
+    edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
+    applied = SchemeFile.read(path).apply(model)
+    assert applied.proto == whole
     assert applied.notes == (
         "found by the nodes that read them, 1: 'renamed': this model names them otherwise",
     )
@@ -115,7 +116,8 @@ def test_one_note_reports_all_sites_that_do_not_fit(path: Path, model: Model, ba
         content["backend"] = backend
         del content["digest"]
 
-    applied = apply_scheme(model, edited(path, change))
+    edited(path, change)
+    applied = SchemeFile.read(path).apply(model)
     note, *cure = applied.notes
     assert ["--reference" in text for text in cure] == ([True] if backend == "imported" else [])
     assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 1
@@ -151,13 +153,14 @@ def test_numbers_that_are_damaged_or_of_another_channel_count_are_omitted_with_a
     content = json.loads(path.read_text())
     del content["digest"]
     change(next(site for site in content["sites"] if site["weight"]))
-    (found,) = apply_scheme(model, content).notes
+    path.write_text(json.dumps(content))
+    (found,) = SchemeFile.read(path).apply(model).notes
     assert note in found
 
 
 def test_a_scheme_without_a_matching_site_is_an_error(path: Path, models: Path) -> None:
     with pytest.raises(PlacementError, match=r"scheme\.json: none of the 3 sites fits"):
-        apply_scheme(load_model(models / "squeezenet10.onnx"), path)
+        SchemeFile.read(path).apply(load_model(models / "squeezenet10.onnx"))
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -171,8 +174,8 @@ def test_a_scheme_of_the_folded_or_unfolded_model_applies(models: Path, tmp_path
         if node.op_type == "Conv"
     ]
     placement, numbers = Placement(sites=frozenset(sites)), Quantizer(model, {})
-    write_scheme(tmp_path / "s.json", SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)))
-    applied = apply_scheme(given, tmp_path / "s.json")
+    SchemeFile(backend="onnxruntime", pairs=numbers.placed(placement)).write(tmp_path / "s.json")
+    applied = SchemeFile.read(tmp_path / "s.json").apply(given)
     assert applied.proto == insert_qdq(model, placement, numbers).proto
     assert [note.endswith("BatchNormalization folded, as tuning does") for note in applied.notes] == [
         True
@@ -187,11 +190,11 @@ def test_a_change_of_any_byte_is_an_error_or_is_whitespace(path: Path, place: fl
     spoilt = path.with_name("spoilt.json")
     spoilt.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
     try:
-        known = read_scheme(spoilt)
+        known = SchemeFile.read(spoilt)
     except StateError as error:
         assert error.cure  # noqa: PT017 - the test checks that there is a cure
     else:
-        assert known == read_scheme(path), "only whitespace between values may change"
+        assert known == SchemeFile.read(path), "only whitespace between values may change"
 
 
 def test_scales_rounded_to_the_type_of_the_tensors_are_noted(tmp_path: Path) -> None:
@@ -200,6 +203,6 @@ def test_scales_rounded_to_the_type_of_the_tensors_are_noted(tmp_path: Path) -> 
     site = Site(tensor="x", consumers=(Consumer("n", 0),), format="int8")
     for scale, is_rounded in ((0.05, True), (0.0625, False)):
         pair = PlacedPair(site=site, scale=(scale,), zero_point=(0,))
-        write_scheme(tmp_path / "s.json", SchemeFile(backend="imported", pairs=(pair,)))
-        notes = [apply_scheme(model, tmp_path / "s.json").notes for model in (single, half)]
+        SchemeFile(backend="imported", pairs=(pair,)).write(tmp_path / "s.json")
+        notes = [SchemeFile.read(tmp_path / "s.json").apply(model).notes for model in (single, half)]
         assert notes == [(), ("scales rounded to the type of the tensors, 1: 'x'",) * is_rounded]

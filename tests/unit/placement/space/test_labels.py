@@ -15,7 +15,7 @@ from qdqspec.backends.fake.engine import FakeDevice
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.ops import capabilities as tensorrt_capabilities
 from qdqspec.graph.model import Model, load_model
-from qdqspec.qdq.search_space import SchemeSpace, labels_of, project
+from qdqspec.qdq.search_space import SchemeSpace, labels_of
 from qdqspec.search.journal import trial_from_json, trial_to_json
 from qdqspec.types import HALVES, Label, Placement, QuantizeRules, Site, Trial
 
@@ -227,7 +227,7 @@ def test_no_pair_reaches_a_weight_only_unit_of_tensorrt() -> None:
         placement = space.resolve(space.everything() | {name: "int4:in-only"})
         assert sites(placement, "d") == ({} if name == "m1" else {"int8": {"m1"}})
         assert sites(placement, "b") == ({"int8": {"m2"}} if name == "m1" else {"int8": {"t"}})
-        assert project(space, placement) == placement
+        assert space.project(placement) == (placement, ())
         kept = dict(placement.labels)
         assert ("r" in kept, "t" in kept) == ((False, False) if name == "m1" else (True, True))
 
@@ -269,12 +269,12 @@ def test_each_reader_of_a_tensor_reads_its_own_format() -> None:
 def test_the_labels_of_a_resolved_placement_reproduce_it(space: SchemeSpace, seed: int) -> None:
     random = np.random.default_rng(seed)
     placement = space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
-    assert project(space, placement) == placement
+    assert space.project(placement) == (placement, ())
 
 
 def test_a_placement_of_one_format_is_projected_to_a_space_of_several() -> None:
     alone, several = space_of("fp8"), space_of("int8+fp8")
-    start = project(several, alone.resolve(alone.everything()))
+    start, _ = several.project(alone.resolve(alone.everything()))
     assert start == several.resolve(several.everything("fp8"))
     other = Site(tensor="w0", consumers=(("m0", 1),), format="uint4", axis=0, weight=True)
     assert labels_of(space_of("int8+int4"), Placement(sites=frozenset({other}))) == {"m0": "int4:in-only"}
