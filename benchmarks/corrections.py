@@ -95,7 +95,7 @@ def _measured(model: RealModel, corrections: list[str], weights: str) -> Iterato
             started = time.monotonic()
             gains = prepared.corrections.gains
             seconds = time.monotonic() - started
-            feeds = list(islice(prepared.evaluation, SAMPLES))
+            feeds = list(islice(prepared.data.evaluation, SAMPLES))
             with Rehearsal(
                 prepared.model,
                 [site for one in placements for site in one.ordered],

@@ -75,7 +75,7 @@ class _opened:  # noqa: N801 - used as a function
             exact=lambda path: backend.build(path, unfused(PLAIN)),
             fast=lambda path: backend.build(path, PLAIN),
         )
-        given = prepared.model, sites_of(prepared.space), prepared.numbers, prepared.feeds, runtime
+        given = prepared.model, sites_of(prepared.space), prepared.numbers, prepared.data.feeds, runtime
         rounded = prepared.capabilities.rounds_biases
         self._rehearsal, self._seconds = _timed(
             lambda: Rehearsal(*given, samples=samples, rounds_biases=rounded)
@@ -129,7 +129,7 @@ def _compared(
     inserter = Inserter(prepared.model, prepared.numbers, store=WeightStore(folder, base=base))
     samples = rehearsal.samples
     evaluator = Evaluator(
-        list(prepared.feeds()), lambda: OnnxRuntime().build(prepared.given.path, PLAIN), samples
+        list(prepared.data.feeds()), lambda: OnnxRuntime().build(prepared.given.path, PLAIN), samples
     )
     rehearsed, built = [], []
     for placement in placements:

@@ -166,7 +166,7 @@ def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict
     bench = Bench(
         session.runtime().backend,
         None,
-        (Load(feeds=work.prepared.sample),),
+        (Load(feeds=work.prepared.data.sample),),
         clock=clock_for(work.prepared.case.tune, 1),
         random=np.random.default_rng(0),
     )
@@ -183,7 +183,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.feeds = iter(work.prepared.feeds())
+            self.feeds = iter(work.prepared.data.feeds())
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)

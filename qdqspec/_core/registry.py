@@ -11,6 +11,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import traceback
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +86,13 @@ def loaded(point: importlib.metadata.EntryPoint, what: str) -> object:
         cure = f"correct the entry point in group {point.group} of its package, and install the package again"
         raise ConfigError(problem, cure=cure) from error
     return found
+
+
+def raising_line(error: Exception, function: Callable[..., object]) -> str | None:
+    """The last executed line in the file of a function that the caller wrote."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f"{own}:{lines[-1]}" if lines else None
 
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:

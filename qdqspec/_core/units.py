@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from qdqspec.types import EXACT_DB, Interval, LatencyEvidence, Provenance, Site
@@ -186,6 +186,11 @@ def names_text(names: Iterable[str]) -> str:
     """The number of names, and the first three: ``4: 'a', 'b', 'c' and 1 more``."""
     quoted = [f"'{name}'" for name in names]
     return f"{len(quoted)}: {list_text(quoted, 3)}"
+
+
+def shapes_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Shapes as text: ``ids 1x8, mask 1x8``."""
+    return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
 def pair_text(site: Site) -> str:

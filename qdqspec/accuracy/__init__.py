@@ -1,10 +1,10 @@
 """How near a quantized model is to the float model. Its parts load alone.
 
-- `data`, `sources`, `given_data`: samples. `shapes`: the inputs of a case. `metrics`: task metrics on labelled samples.
+- `case_data`: the inputs of a case and their samples (`data`, `sources`). `metrics`: task metrics on them.
 - `compare`: outputs side by side. `evaluator`: the SQNR of engines on one data set.
 - `rehearsal`: the accuracy of any placement, computed with one graph that has a switch for every pair (`switches`).
 - `corrections`: better scales and integers at the same placement.
-- `input_search`: the smallest input that breaks a limit.
+- `input_search`: the smallest input that breaks a limit, in the domain of `shapes`.
 """
 
 import lazy_loader

@@ -1,3 +1,6 @@
+from .case_data import (
+    CaseData as CaseData,  # types and shapes of the inputs of a case, and the samples that its model is run on
+)
 from .compare import (
     SampleOutputs as SampleOutputs,  # the outputs for one sample
     compare_outputs as compare_outputs,  # compare outputs over all samples
@@ -10,10 +13,6 @@ from .culprits import (
 )
 from .data import (
     Dataset as Dataset,  # samples of one file, or of several in order of name
-    feed_of_shapes as feed_of_shapes,  # the first of the feeds that has these shapes
-    open_data as open_data,  # open calibration or evaluation data for a model with these inputs
-    random_feeds as random_feeds,  # ``count`` feeds of plausible values
-    shaped_by_data as shaped_by_data,  # the inputs of a case, with shapes of its data where none are fixed
     without_fill as without_fill,  # inputs or outputs of a feed without samples that only fill up the last one
 )
 from .evaluator import (
@@ -21,19 +20,13 @@ from .evaluator import (
     Offset as Offset,  # the SQNR of placements minus the one expected
     Runs as Runs,  # the part of an engine's interface that runs it
 )
-from .given_data import (
-    GivenFiles as GivenFiles,  # the files of objects in memory, in a temporary folder
-    is_model as is_model,  # whether it is a model in memory
-)
 from .input_search import (
     input_domains as input_domains,  # the domain of each input
     search_input as search_input,  # search for the smallest input that breaks limits
 )
 from .metrics import (
     Scores as Scores,  # scores engines by the metrics of a case
-    accuracy_evidence as accuracy_evidence,  # two scores compared
     fitting_metric as fitting_metric,  # the built-in metric for such labels and an output of this shape
-    joined_metrics as joined_metrics,  # metrics of several sources; later ones win
 )
 from .predict import (
     RehearsalOracle as RehearsalOracle,  # predicts the SQNR that a search will measure, and its task metric
@@ -50,16 +43,8 @@ from .rehearsal import (
     RehearsalRefusedError as RehearsalRefusedError,  # a model cannot be rehearsed
     Runtime as Runtime,  # the reference runtime
 )
-from .shapes import (
-    InputSpec as InputSpec,  # the numpy dtype and the full shape, batch included, of one input of a case
-    input_specs as input_specs,  # dtype and shapes of each model input in a case
-    named_dims as named_dims,  # the dimensions of an input
-    require_inputs as require_inputs,  # raise `SpecError` if a key names an unknown input
-    resized as resized,  # the same values at other shapes of the same rank
-    resolve_shapes as resolve_shapes,  # the static shape of each model input, for one profile of a case
-    shape_profiles as shape_profiles,  # the profiles of a case including its batch
-    shapes_text as shapes_text,  # shapes as text
-)
 from .sources import (
+    LABELS as LABELS,  # the one array of a data file that is no input of a model
     all_files as all_files,  # the files of the data, those of labels included, on which a cache key depends
+    npz_bytes as npz_bytes,  # an .npz file of these arrays, with texts ``beside`` them by file name
 )

@@ -1,9 +1,9 @@
-"""Sample inputs from files, one feed in memory at a time, or random ones if there are none."""
+"""Sample inputs from files, one feed in memory at a time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat
 from math import prod
@@ -14,13 +14,42 @@ import numpy as np
 from qdqspec._core.arrays import Array, Feed, Shape, allows, is_faithful, shape_text
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import count_text
-from qdqspec.accuracy.shapes import InputSpec, lookups
 from qdqspec.accuracy.sources import LABELS, Arrays, Member, place_of, read_arrays
 from qdqspec.errors import DataError
-from qdqspec.graph import Model
-from qdqspec.types import DataSource, Inputs, InputShape
+from qdqspec.types import DataSource, InputShape
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """The numpy dtype and the full shape, batch included, of one input of a case.
+
+    ``ranges``: shapes that samples of data may have too; the case is timed at ``shape``. ``own`` are the dimensions of
+    the model, ``None`` for dynamic ones. ``rows`` is the size of the smallest constant table that its values index.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: Shape
+    rows: int | None = None
+    ranges: tuple[InputShape, ...] = ()
+    own: tuple[int | None, ...] | None = None
+
+    def is_stacked(self, sample: Shape) -> bool:
+        """Whether a sample has the shape of the input without its first axis, so that samples make a batch."""
+        return len(sample) == len(self.shape) - 1
+
+    def takes(self, sample: Shape) -> bool:
+        """Whether a sample, with or without the first axis, may be an input of this case."""
+        first = 1 if self.is_stacked(sample) else 0
+        return sample == self.shape[first:] or any(
+            len(sample) == len(span.min) - first
+            and all(
+                low <= size <= high
+                for low, size, high in zip(span.min[first:], sample, span.max[first:], strict=True)
+            )
+            for span in self.ranges
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,40 +139,7 @@ class Dataset:
                 yield f"every value of '{name}' is {value}, so that no range can be taken from it"
 
 
-def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
-    """The inputs of a case, with shapes from its data where the model does not fix them and none is declared.
-
-    Where the shapes of samples differ, the range is that of all samples, and the shape that is timed is that of the
-    file with samples of median size, of calibration data if there is some. Raises `DataError` if the data has no array
-    for an input, or one that cannot be the input.
-    """
-    sources = [source for source in (inputs.calibration, inputs.evaluation) if source is not None]
-    declared = inputs.profiles[0].shapes
-    own = {name: model.shape(name) or () for name in model.inputs if name not in {*declared, *inputs.values}}
-    open_inputs = {name: shape for name, shape in own.items() if not all(shape)}
-    if not sources or not open_inputs:
-        return inputs
-    needed = [name for name in model.inputs if name not in inputs.values]
-    try:
-        files = [
-            [_shapes_in(each, open_inputs) for each in read_arrays(source, needed)] for source in sources
-        ]
-    except DataError:
-        if any(not all(shape[1:]) or shape == (None,) for shape in open_inputs.values()):
-            raise
-        return inputs  # the error is raised when the data is opened
-    usual = sorted(files[0], key=lambda shapes: sum(map(prod, shapes.values())))[len(files[0]) // 2]
-    fixed = {}
-    for name in open_inputs:
-        if found := [shapes[name] for shapes in chain.from_iterable(files) if name in shapes]:
-            opt = usual.get(name, (1, *found[0][1:]))  # calibration data is stacked
-            sizes = [*zip(opt, *found, strict=True)]
-            fixed[name] = InputShape(min=tuple(map(min, sizes)), opt=opt, max=tuple(map(max, sizes)))
-    profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
-    return replace(inputs, profiles=tuple(profiles))
-
-
-def _shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
+def shapes_in(members: Arrays, inputs: Mapping[str, tuple[int | None, ...]]) -> dict[str, Shape]:
     """The shapes that inputs have by arrays of data, where they depend on it.
 
     Samples that are stacked do not determine the leading dimension. Raises `DataError` for a shape that the model does
@@ -175,9 +171,10 @@ def open_data(
     """
     path = place_of(source)
     ranks = {name: len(spec.shape) for name, spec in inputs.items()}
-    files = _in_samples([_require(members, ranks) for members in read_arrays(source, inputs)], inputs)
+    files = [_require(members, ranks) for members in read_arrays(source, inputs)]
     if not inputs:
         raise DataError("the model has no inputs, so it needs no data", where=path)
+    files = _in_samples(files, inputs)
     groups = {name: spec.shape[0] for name, spec in inputs.items() if _are_stacked(name, spec, files)}
     counts = {name: sum(members[name].shape[0] for members in files) for name in inputs}
     if empty := [name for name, count in counts.items() if not count]:
@@ -245,13 +242,6 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def feed_of_shapes(feeds: Callable[[], Iterable[Feed]], shapes: Mapping[str, Shape]) -> dict[str, Array]:
-    """The first of the feeds that has these shapes; the first of all if none has them."""
-    fits = (feed for feed in feeds() if all(feed[name].shape == shape for name, shape in shapes.items()))
-    found = next(fits, None)
-    return dict(next(iter(feeds())) if found is None else found)
-
-
 def _require(members: Arrays, ranks: Mapping[str, int]) -> Arrays:
     """The arrays, those for inputs of these ranks divided by samples. Raises `DataError` if there is none for an input.
 
@@ -287,6 +277,13 @@ def _are_stacked(name: str, spec: InputSpec, files: list[Arrays]) -> bool:
     first, stacked = members[0].shape[1:], {spec.is_stacked(member.shape[1:]) for member in members}
     if len(stacked) > 1:
         raise _wrong_shape(name, spec.shape, members[-1])
+    if stacked == {True} and not spec.shape[0]:
+        raise DataError(
+            f"samples of array '{name}' make batches, and a batch of the case has {list(spec.shape)}",
+            where=members[0].file,
+            cure=f"declare one of at least 1, as inputs: {{shapes: {{{name}: {[1, *spec.shape[1:]]}}}}} in a spec "
+            "(--shapes), or export the model with one",
+        )
     other = next((member for member in members if member.shape[1:] != first), None)
     if stacked == {True} and other is not None and spec.shape[0] > 1:
         raise DataError(
@@ -394,33 +391,3 @@ def _labels(
     for number, row in enumerate(rows_of_all):
         labels[number] = row.reshape((1,) * rank) if row.size == 1 else row
     return labels, rows
-
-
-def random_feeds(
-    model: Model, specs: Mapping[str, InputSpec], seed: int, count: int
-) -> Iterator[dict[str, Array]]:
-    """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
-
-    Integers that index rows of a table (Gather) span the table, and those that a DequantizeLinear reads span their
-    type, up to 16 bits; others are 0 or 1.
-    """
-    bounds = {name: _bounds_of(model, name, spec) for name, spec in specs.items()}
-    for number in range(count):
-        random, feed = np.random.default_rng((seed, number)), dict[str, Array]()
-        for name, spec in specs.items():
-            if np.issubdtype(spec.dtype, np.integer) or spec.dtype == np.bool_:
-                feed[name] = random.integers(*bounds[name], spec.shape).astype(spec.dtype)
-            else:
-                feed[name] = random.standard_normal(spec.shape).astype(spec.dtype)
-        yield feed
-
-
-def _bounds_of(model: Model, name: str, spec: InputSpec) -> tuple[int, int]:
-    """The least integer for an input, and the first one above the bounds."""
-    readers = {model.by_name[end.node].op_type for end in model.consumers.get(name, ())}
-    if readers == {"DequantizeLinear"} and np.issubdtype(spec.dtype, np.integer):
-        limits, widest = np.iinfo(str(spec.dtype)), np.iinfo(np.int16)
-        return max(limits.min, widest.min), min(limits.max, widest.max) + 1
-    tables = ((model.shape(node.inputs[0]), node.number("axis", 0)) for node in lookups(model, name))
-    # 1 is the only safe limit if the size of a table is not known
-    return 0, min(((shape[axis] if shape else None) or 1 for shape, axis in tables), default=2)

@@ -23,9 +23,10 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from qdqspec._core.arrays import Array, Feed
+from qdqspec.accuracy.case_data import require_inputs
 from qdqspec.accuracy.compare import typical_of
+from qdqspec.accuracy.data import InputSpec
 from qdqspec.accuracy.probes import InputResult, ModelPair, Prober, SavedProbe
-from qdqspec.accuracy.shapes import InputSpec, named_dims, require_inputs
 from qdqspec.graph import Model
 from qdqspec.types import InputShape, ParitySearch, ShapeProfile, TriedInput
 from qdqspec.types.requests import InputRequest
@@ -94,7 +95,7 @@ def input_domains(
                 name=name,
                 dtype=spec.dtype,
                 shapes=tuple(each.shapes.get(name) or InputShape.of(spec.shape) for each in profiles),
-                axes=named_dims(model, name) or (None,) * len(spec.shape),
+                axes=model.named_dims(name) or (None,) * len(spec.shape),
                 known=known[name],
                 tried=Span(*request.values[name]) if name in request.values else wide,
             )

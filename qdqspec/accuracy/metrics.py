@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import numbers
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TypeAlias
@@ -21,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Shape, allows
-from qdqspec._core.registry import did_you_mean
+from qdqspec._core.registry import did_you_mean, raising_line
 from qdqspec._core.units import count_text
+from qdqspec.accuracy.case_data import CaseData
 from qdqspec.accuracy.compare import best_classes
 from qdqspec.accuracy.data import Dataset, without_fill
 from qdqspec.accuracy.evaluator import Runs, outputs_of
@@ -281,26 +281,17 @@ def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: 
     raise DataError(f"metric '{name}' gave {kind}, and one number is wanted", cure=cure)
 
 
-def raising_line(error: Exception, function: Callable[..., object]) -> str | None:
-    """The last executed line in the file of a function that the caller wrote."""
-    own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f"{own}:{lines[-1]}" if lines else None
-
-
 @dataclass
 class Scores:
-    """Scores engines by the metrics of a case: its own and the built-in ones.
+    """Scores engines by the metrics of a case, its own and the built-in ones, on the evaluation data.
 
-    ``build_reference`` builds the engine whose scores limits refer to, ``open_data`` gives the evaluation data or
-    ``None``, ``build`` an engine of a file; ``note`` receives notes for the user.
+    ``build_reference`` builds the engine whose scores limits refer to, ``build`` an engine of a file.
     """
 
     case: Case
+    data: CaseData
     build_reference: Callable[[], Engine]
-    open_data: Callable[[], Dataset | None]
     build: Callable[[Path], Engine]
-    note: Callable[[str], None] = lambda _: None
     _known: dict[tuple[object, ...], Score | QdqspecError] = field(default_factory=dict, init=False)
 
     def require(self, metric: str, *, line: int | None = None) -> Dataset:
@@ -312,24 +303,25 @@ class Scores:
             built_in(metric, self.case.metrics)
         except QdqspecError as error:
             raise type(error)(error.what, where=self._place(metric, line), cure=error.cure) from None
-        if self._data is None:
+        data = self.data.evaluation
+        if data is None:
             raise DataError(
                 "accuracy is asked for, and there is no evaluation data",
                 where=self._place(metric, line),
                 cure="name data with inputs and labels in inputs.evaluation",
             )
-        self._data.require_labels()
-        return self._data
+        data.require_labels()
+        return data
 
     @property
     def feeds(self) -> int:
         """The number of runs of a score; 0 without data."""
-        return 0 if self._data is None else len(self._data)
+        return 0 if self.data.evaluation is None else len(self.data.evaluation)
 
     @property
     def samples(self) -> int:
         """The number of samples of a score; 0 without data."""
-        return 0 if self._data is None else self._data.samples
+        return 0 if self.data.evaluation is None else self.data.evaluation.samples
 
     def of_engine(
         self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
@@ -365,7 +357,7 @@ class Scores:
                 cure="give at least as many samples as the batch has",
             )
         rest = data.samples % data.batch
-        self.note(
+        self.data.note(
             f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
             "scored: the outputs are not divided by samples"
         )
@@ -392,14 +384,26 @@ class Scores:
         if not math.isfinite(score.value):
             raise DataError(
                 f"metric '{metric}' gave {score.value} for the model itself, so that no limit can be applied",
-                where=None if self._data is None else self._data.path,
+                where=self.require(metric).path,
                 cure="look at its outputs and labels, or use another metric",
             )
         return score
 
-    @cached_property
-    def _data(self) -> Dataset | None:
-        return self.open_data()
+    def evidence(self, tuned: Path, metric: str, output: str | None = None) -> AccuracyEvidence:
+        """The scores of reference and tuned model compared; also sample by sample, if the metric supports it."""
+        before, after = self.of_reference(metric, output), self.of_file(tuned, metric, output)
+        lost = gained = None
+        if before.right is not None and after.right is not None:
+            lost = int((before.right & ~after.right).sum())
+            gained = int((after.right & ~before.right).sum())
+        return AccuracyEvidence(
+            metric=metric,
+            reference=before.value,
+            tuned=after.value,
+            samples=before.samples,
+            lost=lost,
+            gained=gained,
+        )
 
     def _place(self, metric: str, line: int | None) -> str:
         """The line of the spec, by default the first one that names the metric; without a spec the model."""
@@ -410,31 +414,3 @@ class Scores:
             lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
             line = next((number for number, text in enumerate(lines, 1) if metric in text), None)
         return str(spec) if line is None else f"{spec}:{line}"
-
-
-def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:
-    """Two scores compared; also sample by sample, if the metric supports it."""
-    lost = gained = None
-    if reference.right is not None and tuned.right is not None:
-        lost = int((reference.right & ~tuned.right).sum())
-        gained = int((tuned.right & ~reference.right).sum())
-    return AccuracyEvidence(
-        metric=metric,
-        reference=reference.value,
-        tuned=tuned.value,
-        samples=reference.samples,
-        lost=lost,
-        gained=gained,
-    )
-
-
-def joined_metrics(*given: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of several sources; later ones win. Raises `ConfigError` for a value that is not a metric."""
-    for metrics in given:
-        # A fixture may return anything, whatever its annotation.
-        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-            raise ConfigError(
-                f"metrics are a mapping of names to functions, and these are {metrics!r:.60}",
-                cure="return {'name': function} from fixture qdq_metrics, or give metrics={...} to the session",
-            )
-    return {name: metric for metrics in given for name, metric in metrics.items()}

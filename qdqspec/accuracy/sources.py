@@ -347,7 +347,10 @@ def read_arrays(source: DataSource, names: Collection[str]) -> list[Arrays]:
         found[number] = {**others, **{name: arrays[array] for name, array in data.names.items()}}
     if data.labels is not None:
         for arrays in found:
-            arrays.pop(LABELS, None)
+            own = arrays.pop(LABELS, None)
+            if own is not None and not arrays:
+                what = f"it has no array beside '{LABELS}', which are in {data.labels.name}"
+                raise DataError(what, where=own.file, cure="take it out, or save the samples in it")
         found[0][LABELS] = _labels(data.labels)
     return found
 

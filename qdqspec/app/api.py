@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
-from qdqspec.accuracy import GivenFiles, is_model
 from qdqspec.app.evidence.parity import MOST
 from qdqspec.app.evidence.timing import time_tuned
+from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.report.compare import Comparison, compare_runs
 from qdqspec.app.report.record import read_record
 from qdqspec.app.report.write import write_reports, write_results
@@ -153,9 +153,8 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Cut a model into regions, by structure or according to ``rules``; ``groups`` are the fusions of a backend."""
     files = GivenFiles()  # its files exist as long as it does
-    if is_model(model):
-        model = files.model(model)
-    loaded = model if isinstance(model, Model) else load_model(_path(cast("PathLike", model)))
+    given = files.model(model)
+    loaded = given if isinstance(given, Model) else load_model(_path(cast("PathLike", given)))
     return regions_of(loaded, rules or RegionRules(), groups=groups)
 
 

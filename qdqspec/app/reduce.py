@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder, write_text
-from qdqspec.accuracy import resolve_shapes
+from qdqspec.accuracy import CaseData
 from qdqspec.backends import Backend, BuildOptions
 from qdqspec.errors import BackendError, StateError
 from qdqspec.graph import Model, save_model
@@ -143,7 +143,7 @@ def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T
 def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
     """The model with these shapes of inputs. Raises `SpecError` for other names and ranks."""
     known = {name: InputShape.of(tuple(shape)) for name, shape in shapes.items()}
-    found = resolve_shapes(model, Inputs(profiles=(ShapeProfile(shapes=known),)))
+    found = CaseData(model, Inputs(profiles=(ShapeProfile(shapes=known),))).shapes
     proto = copy_model(model.proto)
     for given in proto.graph.input:
         if given.name in found:

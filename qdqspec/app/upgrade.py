@@ -123,7 +123,7 @@ def _measure_sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str,
     """The SQNR of the worst output against the float model in this environment, on a few inputs."""
 
     def runs() -> Iterator[SampleOutputs]:
-        data, _ = work.prepared.comparison_data()
+        data, _ = work.prepared.data.for_comparison()
         with closing(files[FLOAT_HERE].open()) as reference, closing(files[label].open()) as tuned:
             for feeds in itertools.islice(data, samples):
                 own: dict[str, Array] = dict(feeds)

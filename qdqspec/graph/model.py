@@ -366,6 +366,15 @@ class Model:
         known = self.types.get(tensor)
         return known.shape if known else None
 
+    def named_dims(self, name: str) -> tuple[int | str | None, ...]:
+        """The dimensions of an input: sizes, names of dynamic ones, or ``None``."""
+        port = next(value for value in self.proto.graph.input if value.name == name)
+        dims = port.type.tensor_type.shape.dim
+        return tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+            for dim in dims
+        )
+
 
 def load_model(path: Path | str) -> Model:
     """Read and validate a model.

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from qdqspec._core.arrays import Array, Floats
+from qdqspec._core.units import shapes_text
 from qdqspec.backends import Engine
 from qdqspec.timing.stats import log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
@@ -216,8 +217,12 @@ class Load:
     """The inputs for timing at one shape profile. Shares of all profiles add up to one."""
 
     feeds: Mapping[str, Array]
-    name: str = ""  # its shapes, as text
     share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Its shapes as text."""
+        return shapes_text({name: value.shape for name, value in self.feeds.items()})
 
 
 def attach(engine: Engine, loads: Sequence[Load]) -> Engine:

@@ -17,8 +17,7 @@ from onnx_text import outputs_of
 from packaging.version import Version
 
 from qdqspec._core.config import Settings
-from qdqspec.accuracy.data import random_feeds
-from qdqspec.accuracy.shapes import input_specs
+from qdqspec.accuracy.case_data import CaseData
 from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
 from qdqspec.backends.fake.engine import FakeDevice
@@ -176,7 +175,7 @@ def outputs(model: Path, other: Path | None = None) -> list[object] | None:
     """Outputs of a model for random inputs (of the other one), or ``None`` if ONNX Runtime does not run it."""
     given = load_model(other or model)
     try:
-        feeds = next(random_feeds(given, input_specs(given, Inputs()), 0, 1))
+        feeds = CaseData(given, Inputs()).sample
     except QdqspecError:
         return None
     try:

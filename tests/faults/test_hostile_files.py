@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.accuracy.data import open_data
-from qdqspec.accuracy.shapes import InputSpec, resolve_shapes
+from qdqspec.accuracy.case_data import CaseData
+from qdqspec.accuracy.data import InputSpec, open_data
 from qdqspec.accuracy.sources import read_members
 from qdqspec.errors import DataError, ModelError
 from qdqspec.graph.model import load_model
@@ -189,7 +189,7 @@ def test_an_input_larger_than_memory_is_an_error_before_allocation(tmp_path: Pat
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**62
     onnx.save(proto, tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=r"input 'x' of shape .* takes [0-9,]+ bytes") as caught:
-        resolve_shapes(load_model(tmp_path / "model.onnx"), Inputs())
+        _ = CaseData(load_model(tmp_path / "model.onnx"), Inputs()).shapes
     assert caught.value.where == str(tmp_path / "model.onnx")
 
 

@@ -22,7 +22,7 @@ from qdqspec.errors import OutputError
 from qdqspec.types import FixedValue, Inputs, InputShape, ShapeProfile
 
 if TYPE_CHECKING:
-    from qdqspec.accuracy import GivenFiles
+    from qdqspec.app.given_data import GivenFiles
     from qdqspec.graph import Model
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
@@ -266,7 +266,7 @@ def inputs_given(
 @cache
 def _given_files() -> GivenFiles:
     """Files of data loaders, until the command ends."""
-    from qdqspec.accuracy import GivenFiles
+    from qdqspec.app.given_data import GivenFiles
 
     return GivenFiles()
 

@@ -284,7 +284,7 @@ def _with_float_form(
     The float form is the original, or a temporary copy without pairs. Raises `ModelError` if shapes are missing.
     """
     from qdqspec._core.files import TemporaryFolder
-    from qdqspec.accuracy import resolve_shapes, shaped_by_data
+    from qdqspec.accuracy import CaseData
     from qdqspec.graph import require_path, save_model
     from qdqspec.qdq import strip_qdq
 
@@ -295,9 +295,7 @@ def _with_float_form(
         original = model_given(reference, inputs.values)
         yield model, original, require_path(original), ()
         return
-    resolve_shapes(
-        model, shaped_by_data(model, inputs)
-    )  # before the copy, so that an error names the user's file
+    _ = CaseData(model, inputs).shaped().shapes  # before the copy, so that an error names the user's file
     with TemporaryFolder() as folder:
         stripped = folder / _REFERENCE
         save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)

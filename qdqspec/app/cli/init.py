@@ -88,7 +88,7 @@ def init(arguments: argparse.Namespace) -> int:
 
     An existing file is never overwritten.
     """
-    from qdqspec.accuracy import shaped_by_data
+    from qdqspec.accuracy import CaseData
     from qdqspec.graph import cautions, load_model
 
     settings, path = settings_from(arguments), arguments.output
@@ -101,7 +101,7 @@ def init(arguments: argparse.Namespace) -> int:
     data, inputs, remarks = DataDraft(), Inputs(), list[str]()
     if arguments.data is not None:
         data, inputs, remarks = find_data(arguments.data, model, path.absolute().parent)
-    known = shaped_by_data(model, inputs).profiles[0].shapes
+    known = CaseData(model, inputs).shaped().inputs.profiles[0].shapes
     proposed = _propose_inputs(model, known)
     warned = list(cautions(model))
     is_chosen = flags_given(vars(arguments)).get("backend") is not None
@@ -241,8 +241,6 @@ def _propose_inputs(model: Model, known: Mapping[str, InputShape]) -> list[Input
     """
     import onnx
 
-    from qdqspec.accuracy import named_dims
-
     proposed = dict[str, InputDraft]()
     sizes = dict[str, int]()  # of named dimensions
     ranks = {name: len(model.shape(name) or ()) for name in model.inputs}
@@ -252,7 +250,7 @@ def _propose_inputs(model: Model, known: Mapping[str, InputShape]) -> list[Input
         if own is None:
             proposed[name] = InputDraft(name=name, kind=kind, shape=None)
             continue
-        dims = named_dims(model, name)
+        dims = model.named_dims(name)
         is_sound = any(isinstance(dim, str) and _OF_SOUND.search(dim.lower()) for dim in dims)
         usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _SOUND if is_sound else _OTHER
         open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
@@ -332,10 +330,9 @@ def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, 
 
 
 def _open_dataset(path: Path, model: Model) -> Dataset:
-    from qdqspec.accuracy import input_specs, open_data, shaped_by_data
+    from qdqspec.accuracy import CaseData
 
-    shaped = shaped_by_data(model, Inputs(calibration=path))
-    return open_data(path, input_specs(model, shaped))
+    return CaseData(model, Inputs(calibration=path)).shaped().open(path)
 
 
 def _fits(path: Path, model: Model) -> bool:

@@ -77,7 +77,7 @@ def _positive(text: str) -> int:
 )
 def inspect(arguments: argparse.Namespace) -> int:
     """Print regions, their patterns and quantizable operators."""
-    from qdqspec.accuracy import require_inputs, shape_profiles, shaped_by_data
+    from qdqspec.accuracy import CaseData
     from qdqspec.graph.regions import (
         find_regions,
         forecast_tuning,
@@ -88,10 +88,10 @@ def inspect(arguments: argparse.Namespace) -> int:
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     model = model_given(arguments.model, arguments.values)
-    inputs = inputs_given(Inputs(), arguments)
-    require_inputs(model, inputs.profiles[0].shapes)
-    shaped = shaped_by_data(model, inputs)
-    known = shape_profiles(model, shaped)[0].opt() if shaped.profiles[0].shapes else {}
+    data = CaseData(model, inputs_given(Inputs(), arguments))
+    data.require_names()
+    data = data.shaped()
+    known = data.profiles[0].opt() if data.inputs.profiles[0].shapes else {}
     inspection = inspect_model(
         model,
         find_regions(model, rules),

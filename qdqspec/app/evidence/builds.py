@@ -16,7 +16,7 @@ from pathlib import Path
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Array
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy import input_specs, random_feeds
+from qdqspec.accuracy import CaseData
 from qdqspec.app.evidence.explained import EngineComparison, ExplainedEngine, Row, op_of, short_place
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.runtimes import compared_with_definition
@@ -133,8 +133,7 @@ def _load(
                 return Linted(missing="{} does not build for compute capability {}.{}".format(runtime, *gpu))
         if feed is None:
             with suppress(ModelError):  # not every dimension has a size
-                specs = input_specs(model, Inputs())
-                feed = next(random_feeds(model, specs, 0, 1))
+                feed = CaseData(model, Inputs()).sample
         if feed and not options.profiles:
             fixed = {name: InputShape.of(value.shape) for name, value in feed.items()}
             options = replace(options, profiles=(ShapeProfile(shapes=fixed),))

@@ -181,7 +181,7 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
     if not prepared.capabilities.runs:
         both = f"{ARITHMETIC} and ONNX's reference implementation"
         computed_by = both if has_foreign_pairs(tuned) else ARITHMETIC
-    feeds, kind = prepared.comparison_data()
+    feeds, kind = prepared.data.for_comparison()
     with both_models(prepared, tuned, divided=divided) as models:
         asked = (request.top for request in requested(prepared.case.checks, ParityRequest))
         top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
@@ -216,7 +216,7 @@ class BothModels:
 
     def outputs(self) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
         """For each input: its arrays, the reference's outputs, and the tuned model's."""
-        feeds, _ = self.prepared.comparison_data()
+        feeds, _ = self.prepared.data.for_comparison()
         with both_models(self.prepared, self.tuned, divided=False) as models:
             for number, given in enumerate(feeds):
                 run = given, models.reference(given), models.tuned(given)
@@ -246,7 +246,7 @@ def culprits_of(
         return CulpritEvidence(missing="no pair that a scheme can carry is in it")
     limits = [limit for limit in (seconds, prepared.resources.seconds_left()) if limit is not None]
     stop = time.monotonic() + min(limits, default=math.inf)
-    (feeds, data), base = prepared.comparison_data(), prepared.base
+    (feeds, data), base = prepared.data.for_comparison(), prepared.base
     try:
         with ExitStack() as opened:
             found = rank_pairs(

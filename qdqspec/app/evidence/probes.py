@@ -45,11 +45,11 @@ def find_input(
     # loads Hypothesis, which few cases need
     from qdqspec.accuracy import input_domains, search_input
 
-    data, _ = prepared.comparison_data()
+    data, _ = prepared.data.for_comparison()
     starts = list(islice(data, samples))
     # The data on which activations were calibrated, if known; else the data to compare on.
-    known = islice(prepared.calibration or data, seen)
-    domains = input_domains(prepared.given, prepared.inputs, prepared.options.profiles, known, request)
+    known = islice(prepared.data.calibration or data, seen)
+    domains = input_domains(prepared.given, prepared.data.specs, prepared.options.profiles, known, request)
     with both_models(prepared, tuned) as models:
         try:
             search, found = search_input(
@@ -88,7 +88,7 @@ def _command(prepared: Prepared, tuned: Path, file: Path) -> str:
 
 def replay_failure(prepared: Prepared, tuned: Path, limits: InputLimits, check_id: str) -> str:
     """Save the worst sample that breaks a limit alone; the command that repeats the failure, empty if there is none."""
-    feeds, _ = prepared.comparison_data()
+    feeds, _ = prepared.data.for_comparison()
     with both_models(prepared, tuned, divided=False) as models:
         worst = worst_sample(models, limits, feeds)
         return save_replay(prepared, tuned, limits, check_id, worst, models.run(worst)) if worst else ""

@@ -17,7 +17,7 @@ import numpy as np
 
 from qdqspec._core.arrays import Feed
 from qdqspec._core.files import TemporaryFolder
-from qdqspec.accuracy import feed_of_shapes, input_specs, open_data, random_feeds, shaped_by_data
+from qdqspec.accuracy import CaseData
 from qdqspec.app.evidence.explained import ExplainedEngine
 from qdqspec.app.preparation.files import half_reference, plain_file
 from qdqspec.app.preparation.prepare import Prepared
@@ -164,15 +164,10 @@ def profile_models(
     with ExitStack() as opened:
         for name, path in models.items():
             model = load_model(path)
-            specs = input_specs(model, shaped_by_data(model, inputs))
-            data = inputs.calibration or inputs.evaluation
-            feeds: Iterable[Feed] = (
-                list(random_feeds(model, specs, seed, SAMPLES))
-                if data is None
-                else open_data(data, specs, fixed=inputs.values)
-            )
-            fed = {name: spec.shape for name, spec in specs.items() if name not in inputs.values}
-            timed = feed_of_shapes(feeds.__iter__, fed)
+            data = CaseData(model, inputs, seed=seed).shaped()
+            source = inputs.calibration or inputs.evaluation
+            feeds: Iterable[Feed] = list(data.random(SAMPLES)) if source is None else data.open(source)
+            timed = data.first_fitting(feeds.__iter__)
             definitions[name] = compared_with_definition(model, feeds, backend, options)
             shapes = {own: InputShape.of(value.shape) for own, value in timed.items()}
             fitting = replace(options, profiles=(ShapeProfile(shapes=shapes),))

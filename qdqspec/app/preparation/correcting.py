@@ -35,7 +35,7 @@ def find_branches(prepared: Prepared, model: Model, samples: int = 16) -> tuple[
     More ``samples`` show rarer values, and take the time of a run each. If the user or ``start_from`` gives scales,
     there are no branches: such scales fit the unchanged model only.
     """
-    case, data = prepared.case, prepared.calibration
+    case, data = prepared.case, prepared.data.calibration
     if "equalization" not in case.quantize.allowed_corrections or data is None or len(data) < MIN_SAMPLES:
         return ()
     if case.inputs.scales is not None or prepared.start_scales.tensors or not prepared.capabilities.computes:
@@ -70,9 +70,9 @@ def find_case_corrections(
     if rules.corrections == "auto" and prepared.capabilities.has_clock and tune.objective != "coverage":
         allowed = tuple(name for name in allowed if name not in UNTIMED)
     able = allowed and prepared.capabilities.computes and prepared.space.units
-    if not able or prepared.calibration is None:
+    if not able or prepared.data.calibration is None:
         return FoundCorrections()
-    samples = len(prepared.calibration)
+    samples = len(prepared.data.calibration)
     if samples < MIN_SAMPLES and rules.corrections != "auto":
         prepared.note_once(
             f"corrections need {MIN_SAMPLES} calibration samples, and there are {samples}: none is applied"
@@ -92,7 +92,7 @@ def find_case_corrections(
             model=prepared.folded,
             numbers=numbers,
             placements=judged_placements(prepared.space),
-            feeds=prepared.feeds,
+            feeds=prepared.data.feeds,
             runtime=reference_runtime(opened, prepared.options, prepared.backend),
             rounds_biases=prepared.capabilities.rounds_biases,
             ranges=lambda model, more, every: prepared.tensor_ranges(

@@ -107,7 +107,7 @@ class CandidateFiles:
     @cached_property
     def _excerpts(self) -> Excerpts:
         prepared = self._prepared
-        return Excerpts(prepared.model, prepared.shapes, require_path(prepared.given))
+        return Excerpts(prepared.model, prepared.data.shapes, require_path(prepared.given))
 
 
 def plain_file(prepared: Prepared, folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -13,20 +12,7 @@ from pathlib import Path
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.config import claim_folder, find_folder
 from qdqspec._core.units import count_text, names_text
-from qdqspec.accuracy import (
-    Dataset,
-    InputSpec,
-    Scores,
-    feed_of_shapes,
-    input_specs,
-    open_data,
-    random_feeds,
-    resized,
-    resolve_shapes,
-    shape_profiles,
-    shaped_by_data,
-    shapes_text,
-)
+from qdqspec.accuracy import CaseData, Scores
 from qdqspec.accuracy.corrections import (
     FoundCorrections,
     find_sum_limits,
@@ -81,7 +67,6 @@ from qdqspec.spec import Problem, source_lines, spec_error
 from qdqspec.timing import Load
 from qdqspec.types import (
     Case,
-    DataSource,
     DefinitionEvidence,
     DeviceKey,
     Method,
@@ -95,33 +80,26 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
     """Load the model of a case; a quantized one is tuned from its float form, unless it is taken ``as_given``."""
     given = given_model(case.model, case.inputs.values)
     given = given if as_given else with_float_form(given)
-    shaped = shaped_by_data(given, case.inputs)
-    batches = [
-        f"input '{name}' is timed at {list(span.opt)}, a batch of the data; declare inputs.shapes for another one"
-        for name, span in shaped.profiles[0].shapes.items()
-        if name not in case.inputs.profiles[0].shapes and shaped.batch is None
-        if len(span.opt) > 1 and span.opt[0] > 1 and (given.shape(name) or (1,))[0] is None
-    ]
-    case = replace(case, inputs=shaped)
+    data = CaseData(given, case.inputs).shaped()
+    case = replace(case, inputs=data.inputs)
     own = float_form_of(given)
     if own is not None and not case.tune.start_from:
         case = replace(case, tune=replace(case.tune, start_from=(require_path(own.quantized),)))
     output = output_of(case, resources)
-    profiles = shape_profiles(given, case.inputs)
-    options = replace(resources.options, profiles=profiles, state=output / resources.backend.name)
-    prepared = Prepared(case, given, replace(resources, options=options), output, notes=batches)
+    options = replace(resources.options, profiles=data.profiles, state=output / resources.backend.name)
+    prepared = Prepared(case, given, replace(resources, options=options), output, notes=data.notes)
     if resources.settings.mode == "plan" or not prepared.capabilities.enforces_output_shapes:
         return prepared
 
     def run() -> Mapping[str, Array]:
         with closing(prepared.backend.build(require_path(given), prepared.options)) as engine:
-            return engine.run(prepared.sample)
+            return engine.run(prepared.data.sample)
 
     try:  # the shapes that a run has, where the model declares others
         true = with_true_outputs(given, run)
     except QdqspecError:  # raised again when the model is run for its results
         return prepared
-    return prepared if true is given else Prepared(case, true, prepared.resources, output, notes=batches)
+    return prepared if true is given else Prepared(case, true, prepared.resources, output, notes=data.notes)
 
 
 def output_of(case: Case, resources: Resources) -> Path:
@@ -140,7 +118,8 @@ class Prepared:
     - ``folded``: BatchNormalization folded, and branches that have factors.
     - ``model``: constants scaled, if equalization helps. Pairs are inserted here.
 
-    Results are written to ``output``. ``warnings`` collects notes for the user.
+    ``data`` has the types and shapes of its inputs, and the samples that models are run on. Results are written to
+    ``output``. ``warnings`` collects notes for the user.
     """
 
     def __init__(
@@ -155,6 +134,7 @@ class Prepared:
         self.case, self.given, self.warnings = case, given, list[str]()
         self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
+        self.data = CaseData(given, case.inputs, seed=self.settings.seed, notes=self.warnings)
         self.quantized = float_form_of(given)
         self.base = given
         self.warnings += [*notes, *cautions(given), *given.notes]
@@ -171,89 +151,15 @@ class Prepared:
         if case.quantize.dq_dtype is not None:
             self._plain = with_types(self._plain, case.quantize.dq_dtype)
 
-    # ---- data -------------------------------------------------------------------------------------
-
-    @cached_property
-    def inputs(self) -> dict[str, InputSpec]:
-        """Type and shape of every input in this case."""
-        return input_specs(self.given, self.case.inputs)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every input in the first profile."""
-        return {name: spec.shape for name, spec in self.inputs.items()}
-
-    @cached_property
-    def calibration(self) -> Dataset | None:
-        """The calibration data; ``None`` if the case has none."""
-        source = self.case.inputs.calibration
-        data = self._opened(source, labelled=False)
-        if source is not None and data is not None:
-            for doubt in data.doubts():
-                self.note_once(f"calibration data {source.name}: {doubt}")
-        return data
-
-    @cached_property
-    def evaluation(self) -> Dataset | None:
-        """The evaluation data; ``None`` if the case has none."""
-        return self._opened(self.case.inputs.evaluation)
-
-    def _opened(self, source: DataSource | None, *, labelled: bool = True) -> Dataset | None:
-        if source is None:
-            return None
-        data = open_data(source, self.inputs, fixed=self.case.inputs.values, labelled=labelled)
-        for note in data.notes:
-            self.note_once(f"{source.name}: {note}")
-        return data
-
-    def feeds(self, *, random_samples: int = 8) -> Iterator[Feed]:
-        """Calibration inputs: the user's data, else random inputs from a seed, with a warning.
-
-        More ``random_samples`` cover more values, and take longer.
-        """
-        if self.calibration is not None:
-            return iter(self.calibration)
-        ranges, evaluation = self.case.inputs.scales, self.case.inputs.evaluation
-        vague = [word for word, given in (("scales", ranges), ("parity", evaluation)) if given is None]
-        if vague:
-            prove = "proves" if vague == ["parity"] else "prove"
-            self.note_once(
-                f"no calibration data: random inputs are used, so {' and '.join(vague)} {prove} little"
-            )
-        return random_feeds(self.given, self.inputs, self.settings.seed, random_samples)
-
-    def calibration_data(self) -> tuple[Dataset | list[Feed], str]:
-        """Calibration inputs, and their kind: calibration or random."""
-        if self.calibration is None:
-            return list(self.feeds()), "random"
-        return self.calibration, "calibration"
-
-    def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
-        """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
-        return self.calibration_data() if self.evaluation is None else (self.evaluation, "evaluation")
-
-    @cached_property
-    def sample(self) -> dict[str, Array]:
-        """One input, in the shapes of the first profile: the first sample that has these, if one has them."""
-        return feed_of_shapes(self.feeds, self.shapes)
-
     @cached_property
     def loads(self) -> tuple[Load, ...]:
-        """The inputs for timing: `sample` in the shapes of every profile, with the profile's share."""
-        profiles = self.case.inputs.profiles
-        total = math.fsum(profile.weight for profile in profiles)
-        shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
-        return tuple(
-            Load(feeds=resized(self.sample, own), name=shapes_text(own), share=profile.weight / total)
-            for profile, own in zip(profiles, shapes, strict=True)
-        )
+        """The inputs for timing, in the shapes of every profile, with the profile's share."""
+        return tuple(Load(feeds=feeds, share=share) for feeds, share in self.data.by_profile())
 
     def note_once(self, warning: str) -> None:
         """Add a warning unless it is already present."""
         if warning not in self.warnings:
             self.warnings.append(warning)
-
-    # ---- model and space --------------------------------------------------------------------------
 
     @cached_property
     def device(self) -> DeviceKey:
@@ -329,14 +235,12 @@ class Prepared:
     @cached_property
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
-        return Scores(
-            self.case, self.build_expected, lambda: self.evaluation, self._runner, note=self.note_once
-        )
+        return Scores(self.case, self.data, self.build_expected, self._runner)
 
     @cached_property
     def definition(self) -> DefinitionEvidence | None:
         """The difference of the given model's run from its definition in ONNX; ``None`` if they cannot be compared."""
-        feeds, data = self.comparison_data()
+        feeds, data = self.data.for_comparison()
         name = self.backend.name
         found = compared_with_definition(self.given, feeds, self.backend, self.options)
         if found is not None and not found.holds:
@@ -396,7 +300,7 @@ class Prepared:
         space, saturates, limits = self.candidates, self.capabilities.reduce_range, {}
         if saturates and "bits" in self.case.quantize.allowed_corrections:
             observe = partial(self.values_of, model)
-            limits = find_sum_limits(model, space, observe, self.calibration, self.note_once)
+            limits = find_sum_limits(model, space, observe, self.data.calibration, self.note_once)
         numbers = Quantizer.of_backend(
             model,
             ranges,
@@ -429,7 +333,7 @@ class Prepared:
         with ExitStack() as observers:
             methods, run = {self.case.quantize.calibration, *more}, partial(open_observer, self, observers)
             return calibrate_with(
-                model, tensors, lambda: islice(self.feeds(), 0, None, every), methods, run, note=note
+                model, tensors, lambda: islice(self.data.feeds(), 0, None, every), methods, run, note=note
             )
 
     @cached_property

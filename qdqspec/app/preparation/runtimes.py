@@ -173,7 +173,7 @@ def open_observer(prepared: Prepared, opened: ExitStack, proto: onnx.ModelProto)
     as fallback for models that this cannot run, such as those with plugins. Raises `BackendError` if neither builds it.
     """
     given, backend, options = prepared.given, prepared.backend, replace(prepared.options, hashed=False)
-    cure = _RANDOM if prepared.calibration is None else None
+    cure = _RANDOM if prepared.data.calibration is None else None
     path = opened.enter_context(TemporaryFolder()) / "observer.onnx"
     save_model(proto, path, base=require_path(given).parent)
 
@@ -348,7 +348,7 @@ def fused_groups(prepared: Prepared) -> Groups:
             engine.bind(feed)
             return groups_of(engine.layers())
 
-    found, feed = None, prepared.sample
+    found, feed = None, prepared.data.sample
     if prepared.capabilities.fuses_in_half and has_floats(model):
         halves = {name: v.astype(np.float16) if v.dtype == np.float32 else v for name, v in feed.items()}
         try:

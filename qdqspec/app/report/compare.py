@@ -23,8 +23,8 @@ from qdqspec._core.units import (
     percent_text,
     plain,
     ratio_text,
+    shapes_text,
 )
-from qdqspec.accuracy import shapes_text
 from qdqspec.app.report.facts import LONG
 from qdqspec.app.report.tables import RIGHT, Column, Table, known, median_text, named_cases
 from qdqspec.errors import StateError

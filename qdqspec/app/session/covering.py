@@ -46,7 +46,9 @@ class Covering(CaseSearch):
 
     def __init__(self, prepared: Prepared, journal: LoggedJournal) -> None:
         started = time.monotonic(), time.process_time()
-        counts = multiplications_by_node(prepared.folded, prepared.shapes, partial(_seen_shapes, prepared))
+        counts = multiplications_by_node(
+            prepared.folded, prepared.data.shapes, partial(_seen_shapes, prepared)
+        )
         self.counts, self.uncounted = counts
         super().__init__(prepared, journal, started)
         self.trials, self._recorded = list[Trial](), list(journal.trials())
@@ -171,6 +173,6 @@ class Covering(CaseSearch):
 def _seen_shapes(prepared: Prepared, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """The shapes of tensors in a run of the float model; empty if no runtime gives their values."""
     with suppress(BackendError):
-        for values in prepared.values_of(prepared.folded, tensors, [prepared.sample]):
+        for values in prepared.values_of(prepared.folded, tensors, [prepared.data.sample]):
             return {name: value.shape for name, value in values.items()}
     return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdqspec._core.files import RESULT, write_whole
 from qdqspec._core.units import count_text, db_text, proved_text, ratio_text, seconds_text
-from qdqspec.accuracy import GivenFiles
+from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.preparation.files import take_results
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import SCHEME, FinishedSearch, make_folder
@@ -228,7 +228,7 @@ def plan_of(prepared: Prepared) -> Plan:
     """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
     space, case, rules = prepared.candidates, prepared.case, prepared.case.tune
     make = strategy_for(prepared)
-    _ = prepared.calibration, prepared.evaluation  # raises if the data is missing or does not fit
+    _ = prepared.data.calibration, prepared.data.evaluation  # raises if the data is missing or does not fit
     plan = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
     if not space.units:
         return plan
@@ -243,7 +243,7 @@ def plan_of(prepared: Prepared) -> Plan:
         builds=builds,
         confirming=confirming,
         repeated=repeated,
-        forecast=forecast_tuning(space.model, builds, prepared.shapes),
+        forecast=forecast_tuning(space.model, builds, prepared.data.shapes),
         minutes=rules.minutes,
         converted_from=prepared.converted_from,
     )

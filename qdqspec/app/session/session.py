@@ -20,12 +20,13 @@ from qdqspec._core.config import Settings, read_overrides
 from qdqspec._core.files import Closing
 from qdqspec._core.options import check_option
 from qdqspec._core.store import Store
-from qdqspec.accuracy import GivenFiles, SavedProbe, all_files, is_model, joined_metrics
+from qdqspec.accuracy import SavedProbe, all_files
 from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.regression import damaged_baselines
 from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
+from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, resources_of
 from qdqspec.app.session.result import Plan, Result, plan_of, scheme_sum
@@ -84,7 +85,7 @@ class Session(Closing):
         for option in self.settings.backend_option:
             check_option(option, "backend_option", command_line=True)
         self.watch = watch
-        self.metrics = joined_metrics(metrics or {})
+        self.metrics = _joined(metrics or {})
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
         self._backends: dict[str, Resources] = {}
@@ -210,11 +211,11 @@ class Session(Closing):
             )
         else:
             case = given if isinstance(given, Case) else find_case(str(given), self.settings, Path.cwd())
-        return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
+        return replace(case, metrics=_joined(case.metrics, asked.get("metrics", {})))
 
     def file(self, model: GivenModel | Case) -> PathLike | Case:
         """A model in memory as a file; anything else as it is."""
-        return self._files.model(model) if is_model(model) else cast("PathLike | Case", model)
+        return cast("PathLike | Case", self._files.model(model))
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and validated."""
@@ -343,7 +344,7 @@ class Session(Closing):
         """The work of a case, shared by all its checks. Raises `ConfigError` if the device has no valid key."""
         key = case_key(case, self.settings.output)
         if key not in self._works:
-            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+            case = replace(case, metrics=_joined(self.metrics, case.metrics))
             runtime = self.runtime(case)
             resources = replace(
                 runtime,
@@ -365,6 +366,18 @@ class Session(Closing):
 
     def _tell(self, progress: Progress) -> None:
         (self.watch or log_progress)(progress)
+
+
+def _joined(*given: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics of several sources; later ones win. Raises `ConfigError` for a value that is not a metric."""
+    for metrics in given:
+        # A fixture may return anything, whatever its annotation.
+        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+            raise ConfigError(
+                f"metrics are a mapping of names to functions, and these are {metrics!r:.60}",
+                cure="return {'name': function} from fixture qdq_metrics, or give metrics={...} to the session",
+            )
+    return {name: metric for metrics in given for name, metric in metrics.items()}
 
 
 def case_key(case: Case, output: Path) -> _Key:

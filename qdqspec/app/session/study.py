@@ -77,7 +77,7 @@ class Study(Closing):
             prepared.keep_corrections(self._folder / CORRECTIONS)
             tuning = Tuning(prepared, self._journal, make=make, name=self._strategy)
             self._tuning = opened.enter_context(tuning)
-            self._rehearser = opened.enter_context(rehearser_of(prepared, prepared.calibration_data()))
+            self._rehearser = opened.enter_context(rehearser_of(prepared, prepared.data.for_calibration()))
             self._describe(self._folder)
             self._opened: ExitStack | None = opened.pop_all()
 

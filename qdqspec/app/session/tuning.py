@@ -86,7 +86,7 @@ class CaseSearch(Closing):
         rules, resources = prepared.case.tune, prepared.resources
         self.prepared, self.journal, self.started = prepared, journal, started
         _ = prepared.space  # first: a model that cannot be calibrated is refused as such
-        data, expected, note = prepared.comparison_data, prepared.build_expected, prepared.warnings.append
+        data, expected, note = prepared.data.for_comparison, prepared.build_expected, prepared.warnings.append
         self.limits = Limits.of(rules, prepared.scores, data, expected, note)
         self.deadline = Deadline(
             seconds=None if rules.minutes is None else 60 * rules.minutes,
@@ -109,7 +109,7 @@ class CaseSearch(Closing):
         if (least := limits.metric) is not None:
             metric = RehearsedMetric(prepared.scores, least.rules, least.reference)
         return RehearsalOracle(
-            opened.enter_context(rehearser_of(prepared, prepared.comparison_data())),
+            opened.enter_context(rehearser_of(prepared, prepared.data.for_comparison())),
             prepared.note_once,
             lambda: self.deadline.left,
             metric=metric,

@@ -12,7 +12,6 @@ from qdqspec._core.locks import RunLock
 from qdqspec._core.registry import resolve
 from qdqspec._core.store import Store
 from qdqspec._core.units import seconds_text
-from qdqspec.accuracy import accuracy_evidence
 from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.builds import build_for, file_sizes, lint_and_load, quantized_work
 from qdqspec.app.evidence.parity import BothModels, compare_models, culprits_of
@@ -299,9 +298,7 @@ class CaseWork:
         return {name: float(value) for name, value in measured.items()}
 
     def _score(self, request: ScoreRequest) -> AccuracyEvidence:
-        scores, metric, output = self.prepared.scores, request.metric, request.output
-        reference = scores.of_reference(metric, output)
-        return accuracy_evidence(metric, reference, scores.of_file(self.tuned_path, metric, output))
+        return self.prepared.scores.evidence(self.tuned_path, request.metric, request.output)
 
     def _lint(self, target: LintTarget) -> None:
         """Lint findings on the tuned model for a target; its runtime loads the model if one of the checks asks so."""
@@ -324,7 +321,7 @@ class CaseWork:
                 errors.append(error)
         if errors and len(errors) == len(self.case.checks):
             raise errors[0]
-        evaluation = self.prepared.evaluation
+        evaluation = self.prepared.data.evaluation
         # computing the reference's metric has read all of it
         if evaluation is not None and (errors or not requested(self.case.checks, ScoreRequest)):
             for _ in evaluation:

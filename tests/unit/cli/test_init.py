@@ -14,8 +14,7 @@ from odd import ODD_MODELS
 from onnx_text import saved
 
 from qdqspec._core.config import Settings
-from qdqspec.accuracy.data import open_data, shaped_by_data
-from qdqspec.accuracy.shapes import input_specs, require_inputs
+from qdqspec.accuracy.case_data import CaseData
 from qdqspec.app.cases import load_cases
 from qdqspec.backends.fake import engine as fake
 from qdqspec.graph.given import cautions
@@ -107,7 +106,7 @@ def test_the_spec_of_each_odd_model_loads_and_each_comment_can_be_removed(verb, 
     for changed in specs_with_comments_removed(text):  # resolved against the model, not only loaded
         (tmp_path / "changed.qdq.yaml").write_text(changed)
         for found in load_cases(tmp_path / "changed.qdq.yaml", Settings(root=tmp_path)):
-            require_inputs(model, found.inputs.profiles[0].shapes)
+            CaseData(model, found.inputs).require_names()
 
 
 def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
@@ -124,8 +123,7 @@ def test_the_shape_of_data_with_several_lengths_is_a_range(verb, tmp_path):
     )
     (case,) = load_cases(tmp_path / "a.qdq.yaml", Settings(root=tmp_path))
     model = load_model(tmp_path / "net.onnx")
-    specs = input_specs(model, shaped_by_data(model, case.inputs))
-    assert len(list(open_data(tmp_path / "data", specs))) == 12
+    assert len(list(CaseData(model, case.inputs).shaped().open(tmp_path / "data"))) == 12
 
 
 @pytest.mark.parametrize(

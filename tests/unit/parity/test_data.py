@@ -14,8 +14,8 @@ import pytest
 from onnx_text import outputs_of, parsed
 from PIL import Image
 
-from qdqspec.accuracy.data import Dataset, open_data, random_feeds
-from qdqspec.accuracy.shapes import InputSpec, input_specs
+from qdqspec.accuracy.case_data import CaseData
+from qdqspec.accuracy.data import Dataset, InputSpec, open_data
 from qdqspec.app.preparation.stored import data_digest
 from qdqspec.errors import DataError
 from qdqspec.types import Data, ImageRules, Inputs, InputShape
@@ -201,7 +201,7 @@ def test_a_token_outside_the_table_names_file_array_sample_and_value(
     saved: Callable[..., Path], value: int
 ) -> None:
     text = "net (int64[1,4] ids) => (float[1,4,3] y) { i = Cast<to = 6>(ids) y = Gather(table, i) }"
-    specs = input_specs(parsed(text, table=(50, 3)), Inputs())
+    specs = CaseData(parsed(text, table=(50, 3)), Inputs()).specs
     ids = np.array([[0, 49, -50, 1], [0, value, 0, 0]])
     assert len(list(open_data(saved(ids=ids[:1]), specs))) == 1
     said = rf"data\.npz: array 'ids' has {value} in sample 1, .*a table of 50 rows"
@@ -225,6 +225,29 @@ def test_missing_files_and_unequal_numbers_of_samples_are_errors(
     saved(x=images(2), z=images(3))
     with pytest.raises(DataError, match=problem):
         open_data(tmp_path / name, IMAGE | {"z": IMAGE["x"]})
+
+
+def test_a_file_of_labels_alone_among_the_samples_is_an_error_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "a.npz", x=images(3))
+    np.savez(tmp_path / "data" / "b.npz", labels=np.arange(3))
+    np.save(tmp_path / "l.npy", np.arange(3))
+    with pytest.raises(DataError, match=r"b\.npz: it has no array beside 'labels'") as caught:
+        open_data(Data(path=tmp_path / "data", labels=tmp_path / "l.npy"), IMAGE)
+    assert "take it out" in str(caught.value.cure)
+
+
+def test_samples_cannot_be_stacked_to_a_batch_of_none(saved: Callable[..., Path]) -> None:
+    spec = InputSpec(dtype=FLOAT, shape=(0, 2, 3))
+    with pytest.raises(DataError, match=r"data\.npz: samples of array 'x' make batches") as caught:
+        open_data(saved(x=images(3)), {"x": spec})
+    assert "inputs: {shapes: {x: [1, 2, 3]}}" in str(caught.value.cure)
+    assert len(open_data(saved(x=np.ones((3, 0, 2, 3), np.float32)), {"x": spec})) == 3  # whole inputs
+
+
+def test_data_of_a_model_without_inputs_is_an_error(saved: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match=r"data\.npz: the model has no inputs, so it needs no data"):
+        open_data(saved(x=images(3)), {})
 
 
 def test_an_array_for_no_input_is_ignored_with_a_note(saved: Callable[..., Path]) -> None:
@@ -254,7 +277,7 @@ def test_random_integers_cover_the_rows_of_their_table_or_the_type_that_is_dequa
           weights = Cast<to = 1>(mask)  y = Mul(rows, weights)
           d = DequantizeLinear(a, s)  e = DequantizeLinear(b, s)  f = DequantizeLinear(c, s) }"""
     model = parsed(text, table=(37, 4))
-    feeds = list(random_feeds(model, input_specs(model, Inputs()), seed=1, count=5))
+    feeds = list(CaseData(model, Inputs(), seed=1).random(5))
     for feed in feeds:
         outputs_of(model, feed)  # raises where an index is out of range
     ids = np.concatenate([feed["ids"] for feed in feeds])
@@ -268,11 +291,11 @@ def test_random_integers_cover_the_rows_of_their_table_or_the_type_that_is_dequa
 
 def test_the_seed_determines_the_feeds_and_samples_differ() -> None:
     model = parsed("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
-    one, two = (feed["x"] for feed in random_feeds(model, IMAGE, seed=5, count=2))
-    assert (one.dtype, one.shape) == (np.float32, (1, 2, 3))
+    one, two = (feed["x"] for feed in CaseData(model, Inputs(), seed=5).random(2))
+    assert (one.dtype, one.shape) == (np.float32, (2, 3))
     assert not np.array_equal(one, two)
-    np.testing.assert_array_equal(next(random_feeds(model, IMAGE, 5, 1))["x"], one)
-    assert not np.array_equal(next(random_feeds(model, IMAGE, 6, 1))["x"], one)
+    np.testing.assert_array_equal(CaseData(model, Inputs(), seed=5).sample["x"], one)
+    assert not np.array_equal(CaseData(model, Inputs(), seed=6).sample["x"], one)
 
 
 def pictures(path: Path, **rules: object) -> np.ndarray:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqspec.accuracy.data import open_data
+from qdqspec.accuracy.data import InputSpec, open_data
 from qdqspec.accuracy.evaluator import SAMPLES, Evaluator, Offset
-from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.types import EXACT_DB
 from tests.support.lab import placement
 

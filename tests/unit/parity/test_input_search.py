@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from onnx_text import parsed
 
+from qdqspec.accuracy.data import InputSpec
 from qdqspec.accuracy.input_search import (
     Drawn,
     InputDomain,
@@ -24,7 +25,6 @@ from qdqspec.accuracy.input_search import (
     spans_of,
 )
 from qdqspec.accuracy.probes import InputResult
-from qdqspec.accuracy.shapes import InputSpec
 from qdqspec.errors import SpecError
 from qdqspec.testing.records import params_of
 from qdqspec.types import InputShape, ShapeProfile

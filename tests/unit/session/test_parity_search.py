@@ -280,7 +280,7 @@ def test_polygraphy_repeats_the_failure_of_the_worst_sample(
     assert "--onnxrt" in command
     assert _verdict(command) == 1
 
-    feeds, _ = prepared.comparison_data()
+    feeds, _ = prepared.data.for_comparison()
     worst = list(feeds)[2]
     limits = params_of("parity", **kept)
     with both_models(prepared, relu_tuned) as models:

@@ -108,7 +108,7 @@ def test_a_batch_that_only_the_data_determines_is_noted(
 ) -> None:
     text, samples = "g (float[n,4] x) => (float[n,4] y) { y = MatMul(x, w) }", [{"x": normal(3, batch, 4)}]
     prepared = session.work(case_of(tmp_path, text, samples, w=normal(4, 4))).prepared
-    assert prepared.shapes == {"x": (batch, 4)}
+    assert prepared.data.shapes == {"x": (batch, 4)}
     noted = f"input 'x' is timed at [{batch}, 4], a batch of the data; declare inputs.shapes for another one"
     assert (noted in prepared.warnings) == is_noted
 

@@ -117,7 +117,7 @@ def notes() -> list[str]:
 @pytest.fixture
 def rehearsing(open_session: Open, case: Case) -> Iterator[tuple[Rehearser, SchemeSpace]]:
     bench = open_session().work(case).prepared
-    with rehearser_of(bench, bench.comparison_data()) as rehearser:
+    with rehearser_of(bench, bench.data.for_comparison()) as rehearser:
         yield rehearser, bench.space
 
 
@@ -208,7 +208,7 @@ def test_the_metric_of_a_placement_is_expected_as_rehearsed_with_the_loss_of_bui
     everything = space.everything()
     some = dict(list(everything.items())[1:])  # with less noise: its loss applies to both
     reference = scores.of_reference("size", None).value
-    with rehearser_of(prepared, prepared.comparison_data()) as rehearser:
+    with rehearser_of(prepared, prepared.data.for_comparison()) as rehearser:
         placed = [space.resolve(each) for each in (some, everything)]
         values = [scores.of_engine(rehearser.rehearsal.engine(each), "size", None).value for each in placed]
         rules = AccuracyRules(metric="size", min=min(values) - 0.1)

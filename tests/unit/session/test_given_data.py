@@ -10,10 +10,9 @@ import onnx
 import pytest
 
 from qdqspec import Session
-from qdqspec.accuracy.data import open_data
-from qdqspec.accuracy.given_data import GivenFiles
+from qdqspec.accuracy.data import InputSpec, open_data
 from qdqspec.accuracy.metrics import Scores
-from qdqspec.accuracy.shapes import InputSpec
+from qdqspec.app.given_data import GivenFiles
 from qdqspec.errors import ConfigError, DataError
 from qdqspec.spec.inline import inline_case
 from qdqspec.types import InputShape
@@ -81,7 +80,7 @@ def test_whole_batches_have_a_label_for_each_row(places):
     assert [len(feed["x"]) for feed in data] == [3, 1]
     np.testing.assert_array_equal(data.labels_of(2), labels)
     np.testing.assert_array_equal(data.labels_of(1), labels[:3])
-    assert Scores(Mock(), Mock(), lambda: data, Mock()).samples == 4
+    assert Scores(Mock(), Mock(evaluation=data), Mock(), Mock()).samples == 4
 
 
 def test_samples_of_a_dynamic_first_dimension_are_not_divided():
@@ -223,6 +222,6 @@ def test_labels_of_calibration_data_are_not_read(models, tmp_path):
     with Session(root=tmp_path) as session:
         case = inline_case(models / "digits_resnet.onnx", {"calibration": source, "evaluation": source})
         prepared = session.work(case).prepared
-        assert prepared.calibration.samples == 6
+        assert prepared.data.calibration.samples == 6
         with pytest.raises(DataError, match="3 labels for 6 samples"):
-            _ = prepared.evaluation
+            _ = prepared.data.evaluation

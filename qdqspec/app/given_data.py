@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from qdqspec._core import registry
 from qdqspec._core.files import TemporaryFolder, write_whole
-from qdqspec.accuracy.metrics import raising_line
-from qdqspec.accuracy.sources import LABELS, npz_bytes
+from qdqspec.accuracy import LABELS, npz_bytes
 from qdqspec.errors import DataError, QdqspecError
 from qdqspec.types import Case, Data, Inputs, Loader
 
@@ -37,6 +36,7 @@ _TUPLES = (
     "name the arrays: ({'INPUT': x, 'labels': y} for x, y in loader), with the names of the model's inputs"
 )
 InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+T = TypeVar("T")
 
 
 class GivenFiles:
@@ -46,11 +46,14 @@ class GivenFiles:
         self._folder: TemporaryFolder | None = None
         self._models: dict[str, Path] = {}
 
-    def model(self, proto: onnx.ModelProto) -> Path:
-        """A file of a model in memory, one for equal models.
+    def model(self, given: T) -> T | Path:
+        """The file of a model in memory, one for equal models; anything else unchanged.
 
         It is named after its graph and its content, as are folders of results: exporters give all graphs one name.
         """
+        if type(given).__name__ != "ModelProto":  # onnx need not be loaded for a path
+            return given
+        proto = cast("onnx.ModelProto", given)
         content = proto.SerializeToString(deterministic=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", proto.graph.name).strip("-.") or "model"
         name = f"{name}-{hashlib.sha256(content).hexdigest()[:8]}"
@@ -121,7 +124,7 @@ class GivenFiles:
                 except Exception as error:  # of the caller's code, reported by its name and position
                     raise DataError(
                         f"data loader '{name}' raised {type(error).__name__}: {error}",
-                        where=raising_line(error, load),
+                        where=registry.raising_line(error, load),
                         cure="it is called without arguments; correct it there",
                     ) from error
         return replace(inputs, **found)
@@ -158,11 +161,6 @@ class GivenFiles:
         path = self._folder.path / str(len(list(self._folder.path.iterdir())))
         path.mkdir()
         return path
-
-
-def is_model(given: object) -> TypeGuard[onnx.ModelProto]:
-    """Whether it is a model in memory."""
-    return type(given).__name__ == "ModelProto"
 
 
 def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
