@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from qdqspec._core.arrays import Feed
 from qdqspec.accuracy.compare import power_of, sqnr_db as ratio_db
+from qdqspec.accuracy.data import Dataset
 from qdqspec.accuracy.evaluator import Evaluator
 from qdqspec.accuracy.rehearsal import Rehearsal, RehearsedEngine, Runtime
 from qdqspec.graph import Model
@@ -68,7 +69,7 @@ def rank_pairs(
         total=len(groups),
         rest=rest / whole if whole else 0.0,
         together_db=together.get(measured, EXACT_DB),
-        samples=evaluator.samples,
+        samples=sum(feeds.rows[: evaluator.samples]) if isinstance(feeds, Dataset) else evaluator.samples,
         missing="" if len(found) == min(most or math.inf, len(groups)) else "the time was over",
     )
 

@@ -74,7 +74,7 @@ class PatternsSection(SpecSection):
         default=None, description="A file of globs over node names to include, one a line."
     )
     deny_file: NamesFile | None = Field(
-        default=None, description="A file of node-name wildcards to exclude, one a line."
+        default=None, description="A file of globs over node names to exclude, one a line."
     )
 
     def rules(self) -> PatternRules:
@@ -96,7 +96,7 @@ class RegionsSection(SpecSection):
     )
     max_nodes: Count = Field(default=10, description="Largest region, in nodes.")
     manual: Listed[Listed[Words]] = Field(
-        default=(), description="For 'by: manual': node-name wildcards, one list a region."
+        default=(), description="For 'by: manual': globs over node names, one list a region."
     )
     graph: SpecPath | None = Field(
         default=None,

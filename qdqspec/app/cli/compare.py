@@ -121,7 +121,7 @@ def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
                 continue
             tuned, sqnr_db = case.model.with_name(_TUNED), None if parity is None else parity.sqnr_db
             models.append(models_of(prepared, tuned, search.winner, sqnr_db))
-        name = known[0][1].case.name
+        name = known[0][1].case.spec_name
         compared = compare_runtimes(name, models, lambda progress: note(f"{name}: {progress.doing}"))
     return answer(arguments, {"runtimes": [to_data(compared)]}, runtimes_text([compared]))
 

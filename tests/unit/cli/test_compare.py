@@ -69,6 +69,7 @@ def test_folders_of_several_runtimes_are_timed_together(verb, folders):
         assert model["pairs"] == sum(not pair["weight"] for pair in placed), "as in the table of the search"
     text = verb("compare", *folders)
     assert text.code == 0, text.err
+    assert text.out.startswith("Runtimes of digits_resnet ("), "the name of a case is that of one runtime"
     assert "fastest that meets the accuracy limits: " in text.out
 
 

@@ -273,6 +273,13 @@ def test_reasons_for_missing_pairs(bench: Prepared, session: Session, tmp_path: 
     assert refused.missing.startswith("onnxruntime does not compute it: ")
 
 
+def test_samples_of_pairs_are_counted_as_those_of_outputs_also_in_batches(session: Session) -> None:
+    inputs = Inputs(batch=16, calibration=CALIBRATION)
+    case = Case(id="default", model=MODELS / "digits_resnet.onnx", inputs=inputs)
+    prepared = session.work(case).prepared
+    assert culprits_of(prepared, [placed("input", ("/conv1/Conv", 0), scale=0.1)]).samples == 80
+
+
 def test_pairs_of_another_tool_are_ranked_with_the_names_of_the_float_model() -> None:
     digits = find_culprits(MODELS / "digits_resnet.onnx", EIGHT_BITS, most=None, calibration=CALIBRATION)
     assert digits.total == len(digits.pairs) == 41  # 13 biases are no separate pairs
