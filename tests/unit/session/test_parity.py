@@ -277,7 +277,8 @@ def test_samples_of_pairs_are_counted_as_those_of_outputs_also_in_batches(sessio
     inputs = Inputs(batch=16, calibration=CALIBRATION)
     case = Case(id="default", model=MODELS / "digits_resnet.onnx", inputs=inputs)
     prepared = session.work(case).prepared
-    assert culprits_of(prepared, [placed("input", ("/conv1/Conv", 0), scale=0.1)]).samples == 80
+    scheme = SchemeFile(backend="any", pairs=(placed("input", ("/conv1/Conv", 0), scale=0.1),))
+    assert culprits_of(prepared, scheme).samples == 80
 
 
 def test_pairs_of_another_tool_are_ranked_with_the_names_of_the_float_model() -> None:
