@@ -5,7 +5,6 @@ from .compare import (
     SampleOutputs as SampleOutputs,  # the outputs for one sample
     compare_outputs as compare_outputs,  # compare outputs over all samples
     power_of as power_of,  # noise power over signal power
-    sqnr_db as sqnr_db,  # ten times the log of signal power over noise power
     sqnr_of_runs as sqnr_of_runs,  # the SQNR of an output over several runs
 )
 from .culprits import (

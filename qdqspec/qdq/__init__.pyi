@@ -7,7 +7,6 @@ from .capabilities import (
 )
 from .chains import (
     Equalization as Equalization,  # channels of a tensor times powers of two, and the constants that change
-    branched as branched,  # a change without effect for each branch that may have factors
 )
 from .diff import (
     diff_models as diff_models,  # compare two models, either or both with Q/DQ, made by any tool: data and text

@@ -2,7 +2,7 @@
 
 - `Strategy`: the interface. `SearchSetup`: what a strategy knows at its start. `Proposal`: a placement to build.
 - `AccuracyOracle`: predicts the SQNR of a placement without a build.
-- `Search`: the loop. `Contest`: who wins. `Limits`: who may win.
+- `Search`: the loop. `Contest`: who wins. `Limits`: who may win. `confirm`: the finalists built anew, and the choice.
 """
 
 import lazy_loader
