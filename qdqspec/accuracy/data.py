@@ -249,11 +249,13 @@ def _require(members: Arrays, ranks: Mapping[str, int]) -> Arrays:
     """
     file = next(iter(members.values())).file
     if missing := [name for name in ranks if name not in members]:
+        cure = f"its arrays: {', '.join(members)}; save one under the name of each input"
+        if others := [name for name in members if name != LABELS]:
+            cure += f", or map them: {{arrays: {file.name}, names: {{{missing[0]}: {others[0]}}}}}"
         raise DataError(
-            f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], [*members])}",
+            f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], others)}",
             where=file,
-            cure=f"its arrays: {', '.join(members)}; save one under the name of each input, or map them: "
-            f"{{arrays: {file.name}, names: {{{missing[0]}: {next(iter(members))}}}}}",
+            cure=cure,
         )
     single = {name for name, rank in ranks.items() if len(members[name].shape) == rank - 1 > 0}
     return {

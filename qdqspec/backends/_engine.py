@@ -147,6 +147,10 @@ def ask_program(path: str, word: str, install: str) -> subprocess.CompletedProce
 
 def require_file(model: Path) -> None:
     """Raise `BackendError` if there is no model file."""
+    if model.is_dir():
+        raise BackendError(
+            "this is a folder, not a model file", where=model, cure="name the .onnx file in it"
+        )
     if not model.is_file():
         raise BackendError("there is no such model file", where=model, cure="check the path")
 

@@ -343,13 +343,27 @@ _INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
 _DYNAMIC = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"})
 
 
-def cautions(model: Model) -> Iterator[str]:
-    """Properties that make measurements unreliable, each a sentence with advice; none for an ordinary model."""
+def cautions(model: Model, *, searched: bool = True) -> Iterator[str]:
+    """Properties that make measurements unreliable, each a sentence with advice; none for an ordinary model.
+
+    With ``searched`` also properties that limit a search.
+    """
     if random := model.random_nodes:
         yield (
             f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference, or "
             "if an input scales the random numbers, give data where it is 0"
         )
+    kinds = {output.name: output.type for output in model.proto.graph.output}
+    unseen = [
+        name
+        for name, kind in kinds.items()
+        if kind.HasField("value")
+        and (not kind.HasField("tensor_type") or kind.tensor_type.elem_type == TensorProto.STRING)
+    ]
+    if unseen:
+        yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
+    if not searched:
+        return
     if present := [node.name for node in model.nodes if node.op_type in QDQ_OPS]:
         yield (
             f"it contains Q/DQ already ({_listed(present)}): it is part of the reference, and further pairs are "
@@ -367,15 +381,6 @@ def cautions(model: Model) -> Iterator[str]:
             f"an optimizer has fused its attentions ({_listed(fused)}): the model before that step gives the search "
             "more choices, and may become faster"
         )
-    kinds = {output.name: output.type for output in model.proto.graph.output}
-    unseen = [
-        name
-        for name, kind in kinds.items()
-        if kind.HasField("value")
-        and (not kind.HasField("tensor_type") or kind.tensor_type.elem_type == TensorProto.STRING)
-    ]
-    if unseen:
-        yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
 
 
 def _listed(names: Sequence[str]) -> str:

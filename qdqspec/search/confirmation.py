@@ -78,10 +78,10 @@ def confirm(
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the gain of the fastest is not decided, that is repeated, and all builds decide together. Everything quantized is
-    timed for comparison, if the search built it or its builds are short. Model files in ``beside``, by role, are timed
-    too and never selected. A ``reference`` among them is the user's model, if that is not the one without pairs: then
-    the latter is timed as `FLOAT32`, and a selected placement is faster than both. Raises `BackendError` if the
-    reference does not build again.
+    timed for comparison, if the search built it or its builds are short, and if it meets the limits or time is left.
+    Model files in ``beside``, by role, are timed too and never selected. A ``reference`` among them is the user's
+    model, if that is not the one without pairs: then the latter is timed as `FLOAT32`, and a selected placement is
+    faster than both. Raises `BackendError` if the reference does not build again.
     """
     own, min_gain, files = Confirmation(trials, bench, limits), limits.asked.min_gain, beside or {}
     roles = finalists(
@@ -90,8 +90,11 @@ def confirm(
         fits=lambda trial: limits.admits(trial.placement),
         admits=own.admits,
     )
-    builds_seconds = 2 * CONFIRM_BUILDS * trials[0].build_seconds
-    if everything.digest not in own.built and not deadline.allows(builds_seconds, times=2):
+    builds_seconds, barred = 2 * CONFIRM_BUILDS * trials[0].build_seconds, own.barred
+    is_unbuilt, is_barred = everything.digest not in own.built, everything.digest in barred
+    if (is_unbuilt and not deadline.allows(builds_seconds, times=2)) or (
+        is_barred and not deadline.allows(builds_seconds)
+    ):
         roles.pop("everything", None)
     timed = dict(roles)
     if pareto:  # those of the front that are not finalists, including those below an SQNR limit
@@ -101,7 +104,6 @@ def confirm(
         timed |= {f"front-{number}": placement for number, placement in enumerate(members, 1)}
     if "reference" in files:
         timed[FLOAT32] = roles["reference"]
-    barred = own.barred
     able = {role: each for role, each in timed.items() if each.sites and each.digest not in barred}
     measured = bench.compare(
         {**timed, **files, "tuned": roles["winner"]},

@@ -30,6 +30,19 @@ def test_a_case_or_check_is_selected_by_its_id(project, node):
     ]
 
 
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("int8-b88", "there is no case 'int8-b88' (did you mean 'int8-b8'?)"),
+        ("int8-b8::party", "has no check 'party' (did you mean 'parity'?): it has speedup, parity"),
+    ],
+)
+def test_a_misspelt_id_lists_what_the_spec_has(project, node, said):
+    result = project.run(f"specs/a.qdq.yaml::{node}")
+    assert said in result.stdout.str()
+    assert "no spec found" not in result.stdout.str()
+
+
 ONE = "# by hand\nqdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n"
 
 

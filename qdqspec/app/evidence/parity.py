@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from qdqspec._core.arrays import Array, Feed
 from qdqspec._core.files import Closing
-from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec.accuracy import (
     Evaluator,
     RehearsalRefusedError,
@@ -73,14 +73,14 @@ class SideBySide(Closing):
         build = runner(resources.backend, options)
         self._reference = self._opened.enter_context(_Rebuilt(expected or (lambda: build(reference))))
         self._tuned = self._opened.enter_context(_Rebuilt(lambda: build(tuned)))
-        self._is_same = tuned == reference and not self._fixed and not expected
+        self.is_same = tuned == reference and not self._fixed and not expected
         self._arithmetic: _Rebuilt | None = None
         if not resources.backend.capabilities(options).runs:
             self.undivided = (
                 f"{resources.backend.name} runs nothing on this machine: {ARITHMETIC} computed both models as ONNX "
                 "defines them"
             )
-        elif divided and not self._is_same:
+        elif divided and not self.is_same:
 
             def build_definition() -> Engine:
                 self._definition = Definition(load_model(tuned), resources.backend, resources.options)
@@ -91,7 +91,7 @@ class SideBySide(Closing):
     def run(self, feeds: Mapping[str, Array]) -> SampleOutputs:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
         expected = self.reference(feeds)
-        tuned = expected if self._is_same else self.tuned(feeds)
+        tuned = expected if self.is_same else self.tuned(feeds)
         return SampleOutputs(expected, tuned, self._computed(feeds))
 
     def runs(
@@ -116,7 +116,7 @@ class SideBySide(Closing):
                     break
             if is_all:
                 self._reference.close()
-            tuned = references if self._is_same else [self.tuned(each) for each in batch]
+            tuned = references if self.is_same else [self.tuned(each) for each in batch]
             if is_all:
                 self._tuned.close()
             yield from map(SampleOutputs, references, tuned, [self._computed(each) for each in batch])
@@ -170,8 +170,10 @@ def _bytes(arrays: Mapping[str, Array]) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 
-def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> ParityEvidence:
+def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True, same: int = 8) -> ParityEvidence:
     """Compare the outputs of a model with the outputs of the given model, on the best data available.
+
+    The given model itself is run on the first ``same`` inputs only: more would be equal too.
 
     The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.
@@ -186,7 +188,9 @@ def compare_models(prepared: Prepared, tuned: Path, *, divided: bool = True) -> 
         asked = (request.top for request in requested(prepared.case.checks, ParityRequest))
         top = tuple(dict.fromkeys((TopK(), *asked)))  # the best class is always compared
         return replace(
-            compare_outputs(models.runs(feeds), kind, top, feeds=feeds),
+            compare_outputs(
+                models.runs(islice(feeds, same if models.is_same else None)), kind, top, feeds=feeds
+            ),
             undivided=models.undivided,
             computed_by=computed_by,
             definition=prepared.definition,
@@ -260,7 +264,7 @@ def culprits_of(
                 stop=stop,
             )
     except (BackendError, RehearsalRefusedError) as error:
-        return CulpritEvidence(missing=f"{DEFAULT_BACKEND} does not compute it: {error.what}")
+        return CulpritEvidence(missing=f"{ARITHMETIC} does not compute it: {error.what}")
     model_db = None if quantized is None else _measure_model_db(prepared, quantized, feeds, found.output)
     return replace(found, data=data, model_db=model_db)
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import percent_text
-from qdqspec.app.cases import YAML, is_spec
+from qdqspec.app.cases import YAML, find_cases, is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
 from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.hooks import modified_record
@@ -139,10 +140,7 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
         terminal.section("quantized models")
         _print_table(terminal, state.record, config)
     elif not has_collected(terminal) and (is_meant or any(path.suffix in YAML for path in named)):
-        terminal.write_line(
-            "no spec found: names of specs end in .qdq.yaml; to write one: "
-            "qdqspec init model.onnx -o specs/model.qdq.yaml"
-        )
+        terminal.write_line(_nothing_text(config))
     for trouble in state.troubles:
         terminal.write_line(trouble, red=True)
     if state.interrupted and (state.record is not None or state.sessions or is_meant):
@@ -150,6 +148,26 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
         terminal.write_line(f"The measurements are kept. Resume with:\n  {words}")
     for line in state.baseline_lines:
         terminal.write_line(line)
+
+
+def _nothing_text(config: pytest.Config) -> str:
+    """Why nothing was collected: a node id that a spec does not have, or no spec at all."""
+    for name in config.args:
+        file, _, rest = name.partition("::")
+        case, _, check = rest.partition("::")
+        if not (case and is_spec(Path(file)) and Path(file).is_file()):
+            continue
+        try:
+            found = find_cases(f"{file}::{case}", settings_of(config), config.invocation_params.dir)
+        except QdqspecError as error:
+            return str(error)
+        known = [one.id for one in found[0].checks]
+        if check and check not in known:
+            return f"{file}::{case} has no check '{check}'{did_you_mean(check, known)}: it has {', '.join(known)}"
+    return (
+        "no spec found: names of specs end in .qdq.yaml; to write one: "
+        "qdqspec init model.onnx -o specs/model.qdq.yaml"
+    )
 
 
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:

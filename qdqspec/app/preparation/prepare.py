@@ -87,7 +87,12 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
         case = replace(case, tune=replace(case.tune, start_from=(require_path(own.quantized),)))
     output = output_of(case, resources)
     options = replace(resources.options, profiles=data.profiles, state=output / resources.backend.name)
-    prepared = Prepared(case, given, replace(resources, options=options), output, notes=data.notes)
+
+    def prepared_for(model: Model) -> Prepared:
+        notes = (*data.notes, *cautions(model, searched=not as_given), *model.notes)
+        return Prepared(case, model, replace(resources, options=options), output, notes=notes)
+
+    prepared = prepared_for(given)
     if resources.settings.mode == "plan" or not prepared.capabilities.enforces_output_shapes:
         return prepared
 
@@ -99,7 +104,7 @@ def prepare(case: Case, resources: Resources, *, as_given: bool = False) -> Prep
         true = with_true_outputs(given, run)
     except QdqspecError:  # raised again when the model is run for its results
         return prepared
-    return prepared if true is given else Prepared(case, true, prepared.resources, output, notes=data.notes)
+    return prepared if true is given else prepared_for(true)
 
 
 def output_of(case: Case, resources: Resources) -> Path:
@@ -137,7 +142,7 @@ class Prepared:
         self.data = CaseData(given, case.inputs, seed=self.settings.seed, notes=self.warnings)
         self.quantized = float_form_of(given)
         self.base = given
-        self.warnings += [*notes, *cautions(given), *given.notes]
+        self.warnings += notes
         if given.float16_nodes:  # else the backend is not asked before its capabilities are needed
             self.base, note = with_integer_kernels(given, quantizes_half=self.capabilities.quantizes_half)
             self.warnings += [note] if note else []

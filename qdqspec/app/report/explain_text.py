@@ -68,6 +68,14 @@ def explain_text(
         parts += [part for engine in engines for part in _found_in_list(engine, most)]
         several = "No times: these counts do not show which engine is faster." if len(engines) > 1 else ""
         parts += [*remarks, several]
+    elif not any(engine.layers for engine in engines):
+        verdicts = [verdict(EngineComparison(reference, one)) for one in engines if one is not reference]
+        parts += [
+            _counts(engines),
+            *remarks,
+            *verdicts,
+            "The backend reports no kernels: only whole times are known.",
+        ]
     elif len(engines) == 1:
         slowest = Table.of(
             "",
@@ -109,11 +117,13 @@ def _counts(engines: Sequence[ExplainedEngine]) -> str:
         return f"{len(layers)}{share}"
 
     timed, rows = all(engine.timed for engine in engines), list[tuple[str, ...]]()
+    has_layers = any(engine.layers for engine in engines)
     if timed:
         whole = (known(ms_text, engine.end_to_end_ms) or "-" for engine in engines)
         rows.append(("end to end, median ms", *whole))
+    if timed and has_layers:
         rows.append(("sum of layers, ms", *(ms_text(engine.sum_ms) for engine in engines)))
-    for name, title in _COUNTED.items():
+    for name, title in _COUNTED.items() if has_layers else ():
         rows.append((title, *(counted(engine, getattr(engine, name)) for engine in engines)))
     if not timed:
         heavy = [engine.heavy.values() for engine in engines]

@@ -25,7 +25,7 @@ from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.regression import damaged_baselines
-from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
+from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of, time_tuned
 from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, resources_of
@@ -34,7 +34,7 @@ from qdqspec.app.session.study import AnyStrategy, Study
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
 from qdqspec.checks import raised, requests_of
-from qdqspec.errors import ConfigError, DataError, StateError
+from qdqspec.errors import BackendError, ConfigError, DataError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
 from qdqspec.spec import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
@@ -47,8 +47,10 @@ from qdqspec.types import (
     DeviceKey,
     Evidence,
     EvidenceKind,
+    LatencyEvidence,
     Loader,
     Metric,
+    ParityEvidence,
     Probe,
     Progress,
     Region,
@@ -145,11 +147,25 @@ class Session(Closing):
         if there is neither ``tuned`` nor a cached winner.
         """
         work = self.work(self.case(model, asked))
-        if tuned is None:
-            return work.find_culprits(most=most)
-        quantized = load_model(Path(cast("PathLike", self.file(tuned))))
-        imported = import_placement(quantized, work.prepared.given)
-        return culprits_of(work.prepared, imported, quantized=quantized, most=most)
+        with self._files.named_errors():
+            if tuned is None:
+                return work.find_culprits(most=most)
+            quantized = load_model(Path(cast("PathLike", self.file(tuned))))
+            imported = import_placement(quantized, work.prepared.given)
+            return culprits_of(work.prepared, imported, quantized=quantized, most=most)
+
+    def compare_outputs(self, case: Case, tuned: Path) -> ParityEvidence:
+        """The outputs of another model with the same inputs, compared with those of the case's model as given."""
+        with self._files.named_errors():
+            return self.work(case).parity_with(tuned)
+
+    def time_model(self, case: Case, tuned: Path) -> LatencyEvidence:
+        """Time the case's model against another: fresh builds of both. Raises `BackendError` if that does not run."""
+        with self._files.named_errors():
+            measured = time_tuned(self.work(case).prepared, tuned)
+        if "tuned" not in measured.samples:
+            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=tuned)
+        return measured
 
     def probe(
         self,
@@ -276,7 +292,8 @@ class Session(Closing):
         work = self.work(case)
         for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
             raise StateError(found.reason, where=found.file, cure=found.command)
-        planned = plan_of(work.prepared)
+        with self._files.named_errors():
+            planned = plan_of(work.prepared)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
         return replace(planned, cached=self._store.get(work.prepared.key) is not None)

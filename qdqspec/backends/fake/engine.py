@@ -166,6 +166,13 @@ class FakeEngine:
                 where=self._model,
                 cure="choose a backend that has it, such as onnxruntime, or cut that part off the model",
             ) from None
+        except Exception as error:  # it raises whatever NumPy does
+            raise BackendError(
+                "ONNX's reference implementation, which this device computes with, failed: "
+                f"{type(error).__name__}: {error}",
+                where=self._model,
+                cure="choose another backend, such as onnxruntime",
+            ) from error
         return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:

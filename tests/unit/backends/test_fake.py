@@ -89,3 +89,16 @@ def test_a_dequantized_constant_node_builds(tmp_path: Path) -> None:
         d = DequantizeLinear(q, s)  y = Sub(x, d) }"""
     layers = build(saved(tmp_path / "stored.onnx", text)).layers()
     assert ("q",) in {layer.tensors for layer in layers}
+
+
+def test_a_failure_of_the_reference_implementation_is_one_of_the_build(tmp_path: Path) -> None:
+    """It cannot stack the results of a Loop that never runs."""
+    text = """net (float[2] x) => (float[2] y, float[n,2] all) {
+      none = Constant <value_int = 0> ()  yes = Constant <value = bool {1}> ()
+      y, all = Loop (none, yes, x) <body = step (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) {
+        d = Identity(c)  t = Identity(s)  u = Identity(s) }> }"""
+    engine = build(saved(tmp_path / "loop.onnx", text, opset=17, ir_version=8))
+    with pytest.raises(
+        BackendError, match="reference implementation, which this device computes with, failed"
+    ):
+        engine.run({"x": np.zeros(2, np.float32)})

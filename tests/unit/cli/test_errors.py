@@ -53,6 +53,7 @@ ERRORS = [
     ("inspect broken.onnx", "broken.onnx: "),
     ("diff net.onnx broken.onnx", "broken.onnx: "),
     ("verify net.onnx broken.onnx", "broken.onnx: "),
+    ("verify net.onnx .", "this is a folder, not a model file"),
     ("reduce broken.onnx -o out", "broken.onnx: "),
     ("reduce net.onnx -o out --backend fake", "there is nothing to reduce"),
     ("fold gone.onnx -o out.onnx", "gone.onnx: there is no such model file"),

@@ -280,6 +280,12 @@ def test_an_unusual_property_is_reported_only_if_results_depend_on_it(name: str)
     assert said.startswith(SAID[name]) if name in SAID else said == ""
 
 
+def test_a_model_that_is_only_compared_has_no_advice_on_its_search() -> None:
+    model = Model(ODD["pairs-already"].make())
+    assert list(cautions(model))
+    assert not list(cautions(model, searched=False))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -196,6 +196,12 @@ def test_arrays_that_do_not_fit_the_inputs_are_named(
     assert caught.value.cure
 
 
+def test_labels_are_not_proposed_as_an_input(saved: Callable[..., Path]) -> None:
+    with pytest.raises(DataError) as caught:
+        open_data(saved(labels=np.arange(2)), IMAGE)
+    assert caught.value.cure == "its arrays: labels; save one under the name of each input"
+
+
 @pytest.mark.parametrize("value", [50, -51])
 def test_a_token_outside_the_table_names_file_array_sample_and_value(
     saved: Callable[..., Path], value: int

@@ -85,6 +85,15 @@ def test_any_engines_can_be_explained_and_times_add_up(found):
         assert sum(row.tuned_ms for row in both.rows) == pytest.approx(counted)
 
 
+def test_a_runtime_without_kernels_has_no_table_of_them():
+    reference, tuned = engine(name="reference", ms=2.0), engine(ms=1.0)
+    alone = explain_text([tuned])
+    assert "end to end" in alone
+    assert "kernels: only whole times are known" in alone
+    assert "precision" not in alone
+    assert "tuned is 2.00 times as fast as reference" in explain_text([reference, tuned])
+
+
 def test_float_kernels_with_quantized_inputs_are_reported():
     layers = kernel("conv", integer=True), kernel("softmax"), kernel("other")
     tuned = engine(*layers, quantized=frozenset({"conv", "softmax"}))

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqspec
 from qdqspec import Session
 from qdqspec.accuracy.data import InputSpec, open_data
 from qdqspec.accuracy.metrics import Scores
@@ -135,6 +136,19 @@ def test_a_session_accepts_a_model_and_data_in_memory(models):
             case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
         )
         assert data.samples == 3
+
+
+def culprits(model, _, calibration, output, backend):
+    with Session(output=output, backend=backend) as session:
+        session.find_culprits(model, calibration=calibration)
+
+
+@pytest.mark.parametrize("do", [qdqspec.verify, qdqspec.measure, culprits])
+def test_the_error_of_arrays_in_memory_names_the_argument(models, tmp_path, do):
+    model, wrong = models / "digits_resnet.onnx", {"image": np.zeros((2, 1, 16, 16), np.float32)}
+    with pytest.raises(DataError) as caught:
+        do(model, model, calibration=wrong, output=tmp_path, backend="fake")
+    assert caught.value.where == "data 'calibration'"
 
 
 def case_of(tmp_path, loader):
