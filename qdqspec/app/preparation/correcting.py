@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from qdqspec.accuracy import RehearsalRefusedError
+from qdqspec._core.units import metric_text
+from qdqspec.accuracy import Rehearsal, RehearsalRefusedError
 from qdqspec.accuracy.corrections import (
     MIN_SAMPLES,
     CorrectionTask,
@@ -17,7 +19,7 @@ from qdqspec.accuracy.corrections import (
     find_corrections,
 )
 from qdqspec.app.preparation.runtimes import reference_runtime
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, DataError
 from qdqspec.graph import Model
 from qdqspec.qdq import Equalization, SchemeSpace, choose_branches
 from qdqspec.types import Placement
@@ -63,7 +65,8 @@ def find_case_corrections(
     They may take ``share`` of the search's time, and at most ``seconds``, by preset: more finds more in slow models.
     None are sought if everything quantized is ``margin_db`` above the SQNR limit: a larger margin seeks them more
     often, and lets selected models be quantized further. Biases and ranges are corrected if nothing is timed, or if the
-    case names them: selected models are no faster by them.
+    case names them: selected models are no faster by them. Under a limit of a task metric, corrections that lower it
+    are not taken.
     """
     case, tune, rules = prepared.case, prepared.case.tune, prepared.case.quantize
     allowed = rules.allowed_corrections
@@ -109,12 +112,53 @@ def find_case_corrections(
         )
         try:
             found = find_corrections(task)
+            if lost := lost_metric_text(prepared, task, found):
+                prepared.note_once(f"no corrections are applied: {lost}")
+                gains = tuple(replace(gain, taken=False) for gain in found.gains)
+                found = FoundCorrections(gains=gains, failures=found.failures)
         except (BackendError, RehearsalRefusedError) as error:
             prepared.note_once(f"no corrections are applied: {error.what}")
             return FoundCorrections()
     for name, reason in found.failures.items():
         prepared.note_once(f"the correction '{name}' could not be tried: {reason}")
     return found
+
+
+def lost_metric_text(
+    prepared: Prepared,
+    task: CorrectionTask,
+    found: FoundCorrections,
+    *,
+    share: float = 1 / 6,
+    least_feeds: int = 16,
+) -> str:
+    """The loss of the task metric that limits a case by the corrections, rehearsed for everything quantized.
+
+    It is computed on as many evaluation feeds as take a ``share`` of the task's time, and on ``least_feeds``: more
+    find smaller losses. Empty if there is no loss, or the metric cannot be computed on these feeds.
+    """
+    rules, values, feeds = prepared.case.tune.accuracy, list[float](), 0
+    if rules is None or not any(gain.taken for gain in found.gains):
+        return ""
+    numbers = (found.numbers or task.numbers).corrected(ranges=found.ranges, biases=found.biases)
+    for model, own in ((task.model, task.numbers), (found.model or task.model, numbers)):
+        with Rehearsal(
+            model, task.sites, own, task.feeds, task.runtime, rounds_biases=task.rounds_biases
+        ) as rehearsal:
+            engine = rehearsal.engine(task.placements[0])
+            engine.run(next(iter(task.feeds())))  # shows the time of a run
+            feeds = feeds or max(least_feeds, int(share * task.seconds / max(rehearsal.run_seconds, 1e-6)))
+            try:
+                score = prepared.scores.of_engine(engine, rules.metric, rules.output, feeds=feeds)
+            except DataError:
+                return ""
+            values.append(score.value)
+    before, after = (metric_text(rules.metric, value) for value in values)
+    return (
+        f"they lower {rules.key} of everything quantized from {before} to {after}"
+        if values[1] < values[0]
+        else ""
+    )
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:

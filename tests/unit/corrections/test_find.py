@@ -29,7 +29,7 @@ from qdqspec.qdq.equalize import equalized
 from qdqspec.qdq.factors import choose_factors
 from qdqspec.qdq.ranges import TensorRange
 from qdqspec.qdq.strip import strip_qdq
-from qdqspec.types import QuantizeRules
+from qdqspec.types import AccuracyRules, QuantizeRules, TuneRules
 
 
 def prepared(
@@ -76,6 +76,31 @@ def test_ranges_of_another_method_or_with_a_margin_are_taken_if_other_samples_ga
     assert all(span != own[tensor] for tensor, span in changed.items())
     placement = work.space.resolve(work.space.everything())
     assert all((work.numbers.params(site).scale > 0).all() for site in placement.ordered)
+
+
+@pytest.mark.usefixtures("saturates")
+@pytest.mark.parametrize("change", [-0.01, 0.0, 0.01])
+def test_a_correction_that_lowers_the_metric_of_the_limit_is_not_taken(
+    session: Session, models: Path, tmp_path: Path, change: float
+) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 1, 16, 16)).astype(np.float32)
+    np.savez(tmp_path / "labelled.npz", input=x, labels=np.arange(4))
+    values = iter([0.9, 0.9 + change])
+    case = digits_case(
+        models,
+        tmp_path,
+        16,
+        quantize=QuantizeRules(corrections=("bias",)),
+        tune=TuneRules(accuracy=AccuracyRules(metric="mine", max_drop=0.01)),
+        metrics={"mine": lambda _outputs, _labels: next(values)},
+    )
+    case = replace(case, inputs=replace(case.inputs, evaluation=tmp_path / "labelled.npz"))
+    (gain,) = session.work(case).prepared.corrections.gains
+    assert gain.taken is (change >= 0)
+    assert bool(session.work(case).prepared.corrections.biases) is gain.taken
+    assert next(values, None) is None
+    notes = "; ".join(session.work(case).prepared.warnings)
+    assert ("they lower mine of everything quantized from 0.9 to 0.89" in notes) is (change < 0)
 
 
 LOUD = [9, 1, 1, 1]  # noise of the first sample
