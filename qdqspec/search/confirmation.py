@@ -91,10 +91,9 @@ def confirm(
         admits=own.admits,
     )
     builds_seconds, barred = 2 * CONFIRM_BUILDS * trials[0].build_seconds, own.barred
-    is_unbuilt, is_barred = everything.digest not in own.built, everything.digest in barred
-    if (is_unbuilt and not deadline.allows(builds_seconds, times=2)) or (
-        is_barred and not deadline.allows(builds_seconds)
-    ):
+    is_barred = everything.digest in barred
+    is_extra = is_barred or everything.digest not in own.built
+    if is_extra and not deadline.allows(builds_seconds, times=1 if is_barred else 2):
         roles.pop("everything", None)
     timed = dict(roles)
     if pareto:  # those of the front that are not finalists, including those below an SQNR limit

@@ -69,7 +69,7 @@ def confirmed(
     race = Race(opponent=REFERENCE.digest, ratio=0.9, p_value=0.01, pairs=12, verdict="faster")
     reference = known(REFERENCE, 1.0, build_seconds=build_seconds)
     trials = (reference, replace(known(FAST, 0.9, race=race), number=1), *more_trials)
-    limits = Limits(asked=SearchLimits(min_gain=min_gain, min_sqnr_db=None))
+    limits = more.pop("limits", Limits(asked=SearchLimits(min_gain=min_gain, min_sqnr_db=None)))
     more = {"deadline": Deadline(clock=lambda: 0.0), "wait": lambda _: None, **more}
     return confirm(trials, EVERYTHING, bench, limits, pareto=False, **more)  # type: ignore[arg-type] # only the used attributes
 
@@ -89,6 +89,19 @@ def test_full_quantization_is_not_confirmed_if_its_builds_take_too_long() -> Non
     searched = Bench(ratio(0.85, 0.9, 0.95))
     confirmed(searched, more_trials=(built,), build_seconds=7.0, deadline=after(1.6))
     assert "everything" in searched.asked[0]  # built in the search already
+
+
+@pytest.mark.parametrize(("spent", "is_timed"), [(0.5, True), (1.1, False)])
+def test_full_quantization_that_misses_the_limits_is_timed_only_within_the_time(
+    spent: float, *, is_timed: bool
+) -> None:
+    bench = Bench(ratio(0.85, 0.9, 0.95))
+    missed = Trial(number=2, phase="pure", placement=EVERYTHING, ratio=1.2, sqnr_db=6.0)
+    limits = Limits(asked=SearchLimits(min_gain=0.02, min_sqnr_db=20.0))
+    for trial in (missed, replace(known(FAST, 0.9), sqnr_db=30.0)):
+        limits.learn(trial)
+    confirmed(bench, more_trials=(missed,), deadline=after(spent), limits=limits)
+    assert ("everything" in bench.asked[0]) is is_timed
 
 
 CLOSE, PROVED = ratio(0.85, 0.93, 1.01), ratio(0.9, 0.93, 0.96)

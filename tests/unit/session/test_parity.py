@@ -170,6 +170,22 @@ def test_parity_is_of_samples_and_not_of_the_batches_that_they_are_run_in(tmp_pa
     assert (found.samples, found.outputs[0].cosine) == (4, pytest.approx((1 - 4) / 5))
 
 
+def test_a_model_compared_with_itself_runs_on_a_few_inputs_only(tmp_path: Path) -> None:
+    case = written_case(
+        tmp_path, "net (float[1,2] x) => (float[1,2] y) { y = Neg(x) }", {"x": np.ones((20, 2), np.float32)}
+    )
+    with Session(root=tmp_path, backend="onnxruntime") as session:
+        work = session.work(case)
+        same = work.parity_with(work.prepared.given.path)
+        other = saved(
+            tmp_path / "other.onnx",
+            "net (float[1,2] x) => (float[1,2] y) { y = Neg(x) }",
+            opset=17,
+            ir_version=8,
+        )
+        assert (same.samples, work.parity_with(other).samples) == (8, 20)
+
+
 # ---- slices of an output --------------------------------------------------------------------------
 
 
