@@ -221,6 +221,10 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
     if not inside:
         what = f"its external data '{name}' lies outside the model's folder"
         raise ModelError(what, where=path, cure="move it beside the model")
+    if Path(name).is_absolute():
+        what = f"its external data '{name}' is named by an absolute path, which runtimes refuse"
+        cure = f"save the model again, with location '{file.resolve().relative_to(path.parent.resolve())}'"
+        raise ModelError(what, where=path, cure=cure)
     if not is_file:
         raise ModelError(f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}")
     return file, entries

@@ -31,7 +31,7 @@ from qdqspec.graph.protos import (
     padded_inputs,
     refill,
 )
-from qdqspec.graph.trt import meanings
+from qdqspec.graph.trt import is_pair_op, meanings
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -85,6 +85,11 @@ def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
     if foreign:
         proto = copy_model(proto)
         proto.functions.extend(foreign)
+        defaults = {function.name: function.attribute_proto for function in foreign}
+        # the evaluator has defaults of its own operators only
+        for node in filter(is_pair_op, proto.graph.node):
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(one for one in defaults[node.op_type] if one.name not in given)
     old = [DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
     return ReferenceEvaluator(proto, new_ops=[GatherElements, *old])
 

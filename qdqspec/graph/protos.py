@@ -6,7 +6,7 @@ nothing with their source but contain only the requested fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from math import prod
 from typing import Any, TypeAlias, TypeVar, cast
@@ -236,6 +236,16 @@ def with_value(node: onnx.NodeProto, value: TensorProto) -> onnx.NodeProto:
         refill(changed.attribute, [onnx.AttributeProto(name="value", type=_TYPES.TENSOR)])
     next(attribute for attribute in changed.attribute if attribute.name == "value").t.CopyFrom(value)
     return changed
+
+
+def replace_values(graph: onnx.GraphProto, new: Mapping[str, TensorProto]) -> None:
+    """Give initializers and ``Constant`` nodes these values, by the names of their tensors. Changes ``graph``."""
+    for tensor in graph.initializer:
+        if tensor.name in new:
+            tensor.CopyFrom(new[tensor.name])
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output[0] in new:
+            node.CopyFrom(with_value(node, new[node.output[0]]))
 
 
 def is_external(tensor: TensorProto) -> bool:

@@ -1,7 +1,8 @@
-"""Definitions of the blocked Q/DQ operators of domain ``trt`` in ONNX operators.
+"""Definitions of the Q/DQ operators of domain ``trt`` in ONNX operators.
 
 ONNX has no operator that quantizes activations dynamically in blocks with one scale each. For NVFP4 and MXFP8, files
-have these, which the parser of that domain's runtime reads:
+have these, which the parser of that domain's runtime reads; and those of FP8 in operator sets before 19, in which ONNX
+has no such numbers:
 
 - ``TRT_FP4DynamicQuantize(x, scale)`` with ``axis``, ``block_size`` 16 and ``scale_type`` FLOAT8E4M3FN gives FLOAT4E2M1
   numbers and 8-bit scales of blocks, which ``scale``, a constant, multiplies. Two DequantizeLinear are the inverse.
@@ -9,6 +10,8 @@ have these, which the parser of that domain's runtime reads:
   and scales of blocks that are powers of two, as uint8: the exponent plus 127 (E8M0).
 - ``TRT_MXFP8QuantizeLinear(x, scale)`` and ``TRT_MXFP8DequantizeLinear(x, scale)`` with ``axis``, ``block_size`` and
   ``output_dtype`` take such scales. The parser rejects ONNX's own operators with FLOAT8E8M0 scales.
+- ``TRT_FP8QuantizeLinear(x, scale)`` gives FLOAT8E4M3FN numbers, without a zero point, and
+  ``TRT_FP8DequantizeLinear(x, scale)`` is the inverse.
 
 They are defined here as ONNX functions along the last axis (the last but one for given scales), for shape
 inference and for the reference implementation. Kernels may round differently in the last bit.
@@ -35,6 +38,9 @@ MXFP8_DYNAMIC = "TRT_MXFP8DynamicQuantize"
 MXFP8_QUANTIZE = "TRT_MXFP8QuantizeLinear"
 MXFP8_DEQUANTIZE = "TRT_MXFP8DequantizeLinear"
 
+FP8_QUANTIZE = "TRT_FP8QuantizeLinear"
+FP8_DEQUANTIZE = "TRT_FP8DequantizeLinear"
+
 DYNAMIC_OPS = frozenset({FP4_DYNAMIC, MXFP8_DYNAMIC})
 # The ONNX operator that each corresponds to in a pair.
 PAIR_OPS = {
@@ -42,7 +48,10 @@ PAIR_OPS = {
     MXFP8_DYNAMIC: "QuantizeLinear",
     MXFP8_QUANTIZE: "QuantizeLinear",
     MXFP8_DEQUANTIZE: "DequantizeLinear",
+    FP8_QUANTIZE: "QuantizeLinear",
+    FP8_DEQUANTIZE: "DequantizeLinear",
 }
+POWERS_OF_TWO = frozenset({MXFP8_QUANTIZE, MXFP8_DEQUANTIZE})  # whose scales are stored as exponents
 
 _BIAS = 127  # of an exponent stored in 8 bits
 EXPONENTS = (-127, 127)
@@ -107,6 +116,12 @@ _MEANINGS = {
     (x, scale) => (y) {{ {_SCALE}
       real = DequantizeLinear<axis: int = @axis, block_size: int = @block_size>(x, step)
       y = Cast<to: int = @output_dtype>(real)
+    }}""",
+    FP8_QUANTIZE: f"""{_OPSETS} {FP8_QUANTIZE} <axis: int = 1> (x, scale) => (y) {{
+      y = QuantizeLinear<axis: int = @axis, output_dtype = 17>(x, scale)
+    }}""",
+    FP8_DEQUANTIZE: f"""{_OPSETS} {FP8_DEQUANTIZE} <axis: int = 1> (x, scale) => (y) {{
+      y = DequantizeLinear<axis: int = @axis>(x, scale)
     }}""",
 }
 

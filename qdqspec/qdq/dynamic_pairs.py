@@ -29,6 +29,7 @@ from qdqspec.graph.protos import (
     names_in,
     padded_inputs,
     refill,
+    replace_values,
     trimmed_inputs,
     without_unread,
 )
@@ -62,7 +63,7 @@ class _Raising:
         self._constants = model.constants
         self._free = partial(free_name, taken=names_in(model.flat.graph))
         self._instead: dict[int, list[onnx.NodeProto]] = {}
-        self._changed: dict[str, TensorProto] = {}  # initializers
+        self._changed: dict[str, TensorProto] = {}  # constants
         self._made: list[onnx.NodeProto] = []  # halves of pairs for the node that is looked at, of this scope
         self._scope = ""
         self._known: dict[tuple[str, ...], onnx.NodeProto] = {}  # by scope and inputs: halves of pairs so far
@@ -81,8 +82,7 @@ class _Raising:
         nodes = [new for node in self._model.nodes for new in self._instead.get(node.index, (node.proto,))]
         # without products of scales, transposed weights, and biases in integers, which only the kernels read
         proto = without_unread(flat, nodes, (name for node in old for name in node.input))
-        for tensor in proto.graph.initializer:
-            tensor.CopyFrom(self._changed.get(tensor.name, tensor))
+        replace_values(proto.graph, self._changed)
         kernels = [node for node in old if node.domain == CONTRIBUTED]
         foreign = all(metadata(node, REPLACED) is None for node in kernels)
         ours = any(metadata(node, IMPORTS) is not None for node in kernels)
@@ -175,8 +175,8 @@ class _Raising:
         """The constant that an operand gives the shape of a bias."""
         shape: list[int] = []
         while (maker := self._model.producer.get(tensor)) is not None and maker.op_type == "Reshape":
-            if (to := self._constants.get(maker.inputs[1])) is not None:
-                shape = numpy_helper.to_array(to).tolist()
+            if maker.inputs[1] in self._constants:
+                shape = self._model.array(maker.inputs[1]).tolist()
             tensor = maker.inputs[0]
         found = self._constants.get(tensor)
         wanted = [1, weight[0], *[1] * (len(weight) - 2)]
@@ -243,7 +243,7 @@ class _Raising:
         return found.proto if is_same else node
 
     def _transpose(self, stored: str, perm: list[int]) -> None:
-        values = numpy_helper.to_array(self._constants[stored]).transpose(perm)
+        values = self._model.array(stored).transpose(perm)
         self._changed[stored] = numpy_helper.from_array(np.array(values, order="C"), stored)
 
     # ---- DynamicQuantizeLSTM ----------------------------------------------------------------------
@@ -269,7 +269,7 @@ class _Raising:
                 if directions > 1:
                     shape, axis, block, blocks = (directions, rows, 1), 2, _ROW_BLOCK, -(-depth // _ROW_BLOCK)
             for name in (scale, zero):
-                values = numpy_helper.to_array(self._constants[name]).reshape(shape)
+                values = self._model.array(name).reshape(shape)
                 values = np.repeat(values, blocks, axis=-1) if blocks > 1 else values
                 self._changed[name] = numpy_helper.from_array(np.array(values, order="C"), name)
             weights.append(self._dequantize([stored, scale, zero], axis, before.input[1 + index], block))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec._core.arrays import Array
 from qdqspec.errors import PlacementError
 from qdqspec.graph import Model
-from qdqspec.graph.protos import copied, metadata, refill, values_of_constants, with_value
+from qdqspec.graph.protos import constants_of, copied, metadata, refill, replace_values
 from qdqspec.qdq.chains import (
     EQUALIZED,
     Branch,
@@ -105,18 +106,21 @@ def branches_of(model: Model) -> dict[str, Equalization]:
     return {change.branch.product: change for change in held if change.branch is not None}
 
 
-def restored(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
-    """A model in the flat form without the factors that its metadata holds; constants in ``kept`` stay as they are."""
+def restored(proto: onnx.ModelProto, kept: Collection[str] = (), path: Path | None = None) -> onnx.ModelProto:
+    """A model in the flat form without the factors that its metadata holds; constants in ``kept`` stay as they are.
+
+    External data is beside the file ``path``.
+    """
     if metadata(proto, EQUALIZED) is None:
         return proto
-    constants = Model(proto).constants
+    model = Model(proto, path=path)
     new: dict[str, Array] = {}
-    changes = equalizations_of(proto, constants)
+    changes = equalizations_of(proto, model.constants)
     for change in reversed(changes):
         for constant in change.constants:
             name = constant.tensor
             if name not in kept:
-                present = new[name] if name in new else numpy_helper.to_array(constants[name])
+                present = new[name] if name in new else model.array(name)
                 new[name] = scaled(present, constant, change.exponents, -1)
     before = _replace_constants(proto, new)
     refill(before.metadata_props, [prop for prop in before.metadata_props if prop.key != EQUALIZED])
@@ -210,12 +214,10 @@ def scaled_tensors(model: Model, changes: Iterable[Equalization]) -> set[str]:
 def _replace_constants(flat: onnx.ModelProto, new: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of a model in the flat form with other values of these constants."""
     proto = copied(flat)
-    for tensor in proto.graph.initializer:
-        if tensor.name in new:
-            tensor.CopyFrom(_store_values(tensor, new[tensor.name]))
-    for node in proto.graph.node:
-        for name, value in values_of_constants([node]) if {*node.output} & new.keys() else ():
-            node.CopyFrom(with_value(node, _store_values(value, new[name])))
+    before = constants_of(flat.graph)
+    replace_values(
+        proto.graph, {name: _store_values(before[name], new[name]) for name in new if name in before}
+    )
     return proto
 
 

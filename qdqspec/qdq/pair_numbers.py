@@ -24,6 +24,7 @@ from qdqspec.graph.trt import (
     MXFP8_DYNAMIC,
     MXFP8_QUANTIZE,
     PAIR_OPS,
+    POWERS_OF_TWO,
     is_pair_op,
     of_e8m0,
 )
@@ -100,7 +101,7 @@ def scale_of(model: Model, node: Node) -> Array:
     if node.inputs[1] not in model.constants and maker is not None:
         return dequantized(model, maker)
     scale = model.array(node.inputs[1])
-    return of_e8m0(scale) if node.op_type in (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) else scale
+    return of_e8m0(scale) if node.op_type in POWERS_OF_TWO else scale
 
 
 def stated_numbers(model: Model, node: Node) -> tuple[Array | None, Array | None]:
@@ -169,7 +170,7 @@ def read_params(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     # the element type of the integers: uint8 by default for a QuantizeLinear
     first = nodes[0]
     zero_point = first.input_at(2)
-    if is_pair_op(first.proto):  # with scales that are powers of two
+    if is_pair_op(first.proto):  # without a zero point
         elem_type: int = TensorProto.FLOAT8E4M3FN
     elif quantize is None and first.inputs[0] in model.constants:
         elem_type = model.constants[first.inputs[0]].data_type
@@ -238,7 +239,7 @@ def _read_stored(model: Model, node: Node, elem_type: int, tensor: str) -> Quant
             outer = factor.astype(np.float32).reshape(())
         else:
             stored = TensorProto.FLOAT  # only the result of the operator is known
-    elif not is_pair_op(node.proto):
+    elif node.op_type not in POWERS_OF_TWO:
         stored = model.constants[node.inputs[1]].data_type
     # one may stand for all
     zero_point = (

@@ -230,7 +230,7 @@ class StrippedModel:
         is_unused = is_unused and all(f.domain != DOMAIN for f in model.proto.functions)
         if is_unused and any(is_pair_op(node.proto) for node in foreign):
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
-        return restored(proto, found.originals)
+        return restored(proto, found.originals, model.path)
 
     def _nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; restored ones are new."""

@@ -96,6 +96,13 @@ def test_external_data_outside_the_folder_or_of_another_length_is_an_error(home,
     assert reason in refused(with_external(home, **entries)).what
 
 
+def test_an_absolute_path_into_the_folder_is_an_error_as_in_runtimes(home: Path) -> None:
+    """ONNX's checker and ONNX Runtime refuse absolute paths."""
+    found = refused(with_external(home, location=str(home / "weights.bin")))
+    assert "is named by an absolute path" in found.what
+    assert "location 'weights.bin'" in str(found)
+
+
 # ---- contents of the file ------------------------------------------------------------------------
 
 

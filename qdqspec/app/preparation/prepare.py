@@ -31,6 +31,7 @@ from qdqspec.app.preparation.runtimes import (
     difference_text,
     fused_groups,
     open_observer,
+    reported_for,
     runner,
 )
 from qdqspec.app.preparation.start import float_form_of, with_float_form
@@ -264,7 +265,11 @@ class Prepared:
 
     def build_expected(self) -> Engine:
         """An engine of the expected outputs: the given model on the backend, or its definition where that differs."""
-        return self.expected() if self.expected else self._runner(require_path(self.given))
+        if self.expected:
+            return self.expected()
+        path = require_path(self.given)
+        with reported_for(self.given, path, cure="`qdqspec lint` on it reports whether the runtime loads it"):
+            return self._runner(path)
 
     @cached_property
     def _runner(self) -> Callable[[Path], Engine]:

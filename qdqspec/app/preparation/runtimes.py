@@ -25,7 +25,7 @@ from qdqspec._core.registry import DEFAULT_BACKEND
 from qdqspec._core.units import count_text
 from qdqspec.accuracy import Runtime, sqnr_of_runs
 from qdqspec.backends import Backend, BuildOptions, Engine, Isolated, backend_named, engines_at_once
-from qdqspec.errors import BackendError, ModelError, QdqspecError, StateError
+from qdqspec.errors import BackendError, BackendUnavailableError, ModelError, QdqspecError, StateError
 from qdqspec.graph import Model, as_defined, load_model, require_path, save_model, with_outputs
 from qdqspec.graph.ops import has_floats
 from qdqspec.graph.regions import groups_of
@@ -156,13 +156,13 @@ class Observer:
 
     def __call__(self, feed: Feed) -> Mapping[str, Array]:
         """The outputs by name."""
-        with _reported_for(self.given, self.path, self.cure):
+        with reported_for(self.given, self.path, self.cure):
             return self.engine.run(feed)
 
     def reduced(self, feed: Feed, how: Reduction) -> Mapping[str, Array]:
         """The outputs by name, reduced in the process of the engine if it has one of its own."""
         own = getattr(self.engine, "reduced", None)
-        with _reported_for(self.given, self.path, self.cure):
+        with reported_for(self.given, self.path, self.cure):
             return self.engine.run(feed) if own is None else own(feed, how)
 
 
@@ -178,7 +178,7 @@ def open_observer(prepared: Prepared, opened: ExitStack, proto: onnx.ModelProto)
     save_model(proto, path, base=require_path(given).parent)
 
     def build(runtime: Backend) -> Observer:
-        with _reported_for(given, path):
+        with reported_for(given, path):
             engine = opened.enter_context(closing(runtime.build(path, options)))
         return Observer(engine, path, given, cure)
 
@@ -212,10 +212,12 @@ def open_observer(prepared: Prepared, opened: ExitStack, proto: onnx.ModelProto)
 
 
 @contextmanager
-def _reported_for(given: Model, path: Path, cure: str | None = None) -> Iterator[None]:
-    """Errors of an observer's file name the model that it observes."""
+def reported_for(given: Model, path: Path, cure: str | None = None) -> Iterator[None]:
+    """Errors of a file that is made of a model, such as an observer, name the model."""
     try:
         yield
+    except BackendUnavailableError:
+        raise
     except BackendError as error:
         what = error.what.replace(str(path), given.where)
         raise BackendError(what, where=given.where, cure=error.cure or cure) from None

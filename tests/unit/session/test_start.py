@@ -21,7 +21,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.start import warm_starts as starts_of
 from qdqspec.app.session import Session
 from qdqspec.backends.onnxruntime import backend
-from qdqspec.errors import ConfigError, ModelError, StateError
+from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 from qdqspec.graph.definition import is_quantized
 from qdqspec.graph.fold import fold_batchnorm, fold_weights
 from qdqspec.graph.model import Model, load_model
@@ -52,6 +52,24 @@ FORMS = {
 def given_case(models: Path, tmp_path: Path) -> Case:
     case = digits_case(models, tmp_path, 4, quantize=QuantizeRules(corrections="none"))
     return replace(case, model=STATIC)
+
+
+def test_a_float_form_that_does_not_build_is_reported_by_the_name_of_the_given_model(
+    session: Session, tmp_path: Path
+) -> None:
+    """The float form is a temporary file, which no longer exists when the message is read."""
+    model = parsed(
+        """g (float16[1, 4] x) => (float16[1, 2] y) {
+            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+            v = DequantizeLinear(w, t)  y = MatMul(d, v) }""",
+        19, ir=9, s=np.float16(0.1), z=np.int8(0), w=np.ones((4, 2), np.int8), t=np.float32(0.1),
+    )  # fmt: skip
+    onnx.save(model.proto, tmp_path / "mixed.onnx")
+    work = session.work(Case(id="default", model=tmp_path / "mixed.onnx"))
+    with pytest.raises(BackendError) as caught:
+        work.prepared.build_expected()
+    assert str(caught.value.where) == str(tmp_path / "mixed.onnx")
+    assert "qdqspec lint" in caught.value.cure
 
 
 @pytest.mark.parametrize("form", [*FORMS, "dynamic"])

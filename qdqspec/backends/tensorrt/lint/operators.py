@@ -482,7 +482,7 @@ _NAMES: dict[int, str] = {
 }
 
 # DQ of NVIDIA's own domain, written before ONNX had these types.
-_OWN_PAIRS = {"TRT_FP8DequantizeLinear": "fp8", "TRT_INT4DequantizeLinear": "int4"}
+_OWN_PAIRS = {"TRT_INT4DequantizeLinear": "int4"}
 
 
 @refused(

@@ -220,6 +220,24 @@ def test_strip_and_import_invert_quantize_dynamic(name: str, per_channel: bool, 
     assert labels_of(space, imported.placement) == space.uniform("dynamic")
 
 
+@pytest.mark.parametrize("stored", ["external", "nodes"])
+@pytest.mark.parametrize("name", ["gemm transposed", "lstm", "lstm of two directions"])
+def test_strip_transposes_weights_wherever_they_are_stored(name: str, stored: str, tmp_path: Path) -> None:
+    """The reference has these weights transposed; they may be external data or in Constant nodes."""
+    model = MODELS[name]()
+    proto = _dynamic(model, tmp_path, weights=QuantType.QInt8).proto
+    if stored == "external":
+        onnx.save(proto, tmp_path / "stored.onnx", save_as_external_data=True, size_threshold=0)
+    else:
+        for tensor in reversed(proto.graph.initializer):
+            proto.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+        del proto.graph.initializer[:]
+        onnx.save(proto, tmp_path / "stored.onnx")
+    stripped = strip_qdq(load_model(tmp_path / "stored.onnx"), model)
+    assert "equal to the reference" in stripped.notes
+    assert np.array_equal(_run(stripped.proto), _run(model.proto))
+
+
 def _convolutions() -> Model:
     """A convolution with a bias and most attributes, then one without, of two groups."""
     return _model(

@@ -303,6 +303,21 @@ def test_factors_change_no_bit_of_the_outputs_and_are_removed_again(exponents: l
     assert restored(scaled.flat).SerializeToString() == model.flat.SerializeToString()
 
 
+def test_factors_of_external_weights_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are read beside the model, not in the working folder, where another file has the same name."""
+    model = residual_model()
+    (change,) = branched(model)
+    scaled = equalized(model, [replace(change, exponents=(1, -2, 3, 0, 1, 2, -1, 0))])
+    for folder, each in (("own", scaled), ("other", model)):
+        (tmp_path / folder).mkdir()
+        save_model(each.proto, tmp_path / folder / "model.onnx", limit_bytes=1)
+    monkeypatch.chdir(tmp_path / "other")
+    path = tmp_path / "own" / "model.onnx"
+    found = Model(strip_qdq(load_model(path)).proto, path=path)
+    for name in model.constants:
+        np.testing.assert_array_equal(found.array(name), model.array(name))
+
+
 def prepared(
     session: Session, folder: Path, outlier: float = 100.0, corrections: object = ("equalization",)
 ) -> Prepared:

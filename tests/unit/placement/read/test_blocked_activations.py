@@ -87,6 +87,36 @@ def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: fl
     assert 0 < error < {"nvfp4": 0.15, "mxfp8": 0.04}[name]
 
 
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_fp8_pairs_of_domain_trt_are_read_as_those_of_onnx(dtype: str) -> None:
+    """As Model-Optimizer writes them for operator sets before 19: FP8 with one scale and no zero point."""
+    weight = floats(8, 4).astype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN))
+    kind = {"float": np.float32, "float16": np.float16}[dtype]
+    text = """x_f8 = trt.TRT_FP8QuantizeLinear(x, xs)  x_back = trt.TRT_FP8DequantizeLinear(x_f8, xs)
+              w_back = trt.TRT_FP8DequantizeLinear(w_f8, ws)  y = MatMul(x_back, w_back)"""
+    numbers = {"xs": np.array(0.25, kind), "ws": np.array(0.5, kind), "w_f8": weight}
+    model, plain = (
+        model_of(f"({dtype}[2,8] x) => ({dtype}[2,4] y) {{ {each} }}", **numbers, **more)
+        for each, more in (
+            (text, {}),
+            (
+                text.replace("trt.TRT_FP8", "").replace("(x, xs)", "(x, xs, zero)"),
+                {"zero": np.zeros((), weight.dtype)},
+            ),
+        )
+    )
+    imported = import_placement(model)
+    assert imported.notes == ()
+    assert imported.pairs == import_placement(plain).pairs
+    assert {(pair.site.format, pair.scale) for pair in imported.pairs} == {("fp8", (0.25,)), ("fp8", (0.5,))}
+    stripped = strip_qdq(model)
+    assert stripped.proto.SerializeToString() == strip_qdq(plain).proto.SerializeToString()
+    assert diff_models(model, plain).same
+    feeds = {"x": floats(2, 8).astype(kind)}
+    (mine,), (its,) = (evaluator_of(each.proto).run(None, feeds) for each in (model, plain))
+    np.testing.assert_array_equal(mine, its)
+
+
 def test_a_pair_with_a_computed_outer_scale_is_stripped_and_noted() -> None:
     proto = exported("nvfp4").proto
     (scale,) = (tensor for tensor in proto.graph.initializer if tensor.name == "x_scale")
