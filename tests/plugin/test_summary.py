@@ -24,6 +24,44 @@ def test_reports_are_written_and_their_paths_printed(project):
     assert json.loads((project.path / "out" / "a.json").read_text())["cases"] == record["cases"]
 
 
+def test_the_record_of_a_run_that_judges_nothing_replaces_an_earlier_one(project):
+    files = ("--qdq-json=record.json", "--qdq-report=page.md")
+    project.run(*files)
+    page, record = project.path / "page.md", project.path / "record.json"
+    assert len(json.loads(record.read_text())["cases"]) == 2
+    project.run("--collect-only", *files)
+    assert len(json.loads(record.read_text())["cases"]) == 2
+    result = project.run("-k", "nothing", *files)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert json.loads(record.read_text())["cases"] == []
+    assert "No case was run." in page.read_text()
+    result.stdout.fnmatch_lines(["Report: page.md", "Report: record.json"])
+
+
+BROKEN_FORMAT = """
+
+from qdqspec.app.report.formats.csv import CsvFormat
+
+CsvFormat.render = lambda self, record: 1 / 0
+"""
+
+
+def test_a_report_that_cannot_be_written_does_not_prevent_the_others(project):
+    project.add_to_conftest(BROKEN_FORMAT)
+    (project.path / "folder.md").mkdir()
+    reports = [f"--qdq-report={name}" for name in ("page.csv", "folder.md", "page.html")]
+    result = project.run_apart(*reports, "--qdq-json=record.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(
+        [
+            "Report: page.html",
+            "Report: record.json",
+            "*page.csv: the report cannot be made: ZeroDivisionError: division by zero",
+            "*folder.md: the report cannot be written*",
+        ]
+    )
+
+
 WITH_FOLDER = """
 
 from dataclasses import replace
@@ -48,6 +86,7 @@ def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
     result = with_folders.run_apart(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(["*int8-b1/result.json: the result cannot be written*"])
+    assert (with_folders.path / "int8-b8" / "result.json").is_file()
 
 
 def test_ctrl_c_prints_how_to_resume(project):

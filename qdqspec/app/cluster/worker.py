@@ -166,7 +166,7 @@ def run_worker(
                 host=address.host if not address.tls else None,
                 security=security,
                 resources={device.resource: 1.0 for device in found.devices},
-                local_directory=str(folder / "dask"),
+                local_directory=str(folder),
                 memory_limit=0,
                 death_timeout=_START_S,
                 preload=[_ENTRY],
@@ -207,15 +207,16 @@ def dask_setup(worker: Worker) -> None:
 def run_case(request: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Any, dict[str, bytes]]:
     """The task of a case, in a process that ends if the client is gone: its answer, and the files that it wrote.
 
-    Files that are as they were sent are left out.
+    Files that are as they were sent are left out. The folder of the job is one of the worker's process: Dask removes it
+    when the Nanny starts another process.
     """
     import dask
     from distributed import get_worker
 
-    home, settings, _ = dask.config.get(f"{_CONFIG}.given")
+    _, settings, _ = dask.config.get(f"{_CONFIG}.given")
     worker = get_worker()
     task = worker.get_current_task()
-    job = Path(home) / "jobs" / task
+    job = Path(worker.local_directory) / task
 
     def report(progress: object) -> None:
         worker.log_event(request["topic"], {"job": task, "worker": worker.address, "progress": progress})

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qdqspec import __version__
 from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import percent_text
 from qdqspec.app.cases import YAML, find_cases, is_spec
@@ -42,20 +45,30 @@ def write_at_end(session: pytest.Session) -> None:
     config, state = session.config, state_of(session.config)
     record, own = state.whole_record(), state.own_record()
     if record is not None:
+        state.record = record = modified_record(config, record)
+    elif asked_for(config) and not config.option.collectonly:
+        # nothing was judged: files of an earlier run must not be taken for those of this one
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        record = RunRecord(version=__version__, started=now, seconds=0.0, cases=())
+    if record is not None:
         from qdqspec.app.report import write
 
-        state.record = record = modified_record(config, record)
-        try:
-            if own is not None:
-                write.write_results(own)
-            settings = settings_of(config)
-            write.write_reports(record, settings.report)
-            state.reports = [path for path in settings.report if not write.is_github(path)]
-            if settings.json is not None:
-                write.write_json(record, settings.json)
-                state.reports.append(settings.json)
-        except QdqspecError as error:
-            state.troubles.append(str(error))
+        def keep(path: Path | None, write_file: Callable[[], None]) -> None:
+            """Write a file; an error does not prevent the next one."""
+            try:
+                write_file()
+            except QdqspecError as error:
+                state.troubles.append(str(error))
+            else:
+                state.reports += [path] if path is not None else []
+
+        settings = settings_of(config)
+        if own is not None:
+            keep(None, partial(write.write_results, own))
+        for path in settings.report:
+            keep(None if write.is_github(path) else path, partial(write.write_reports, record, [path]))
+        if settings.json is not None:
+            keep(settings.json, partial(write.write_json, record, settings.json))
     if state.troubles:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -141,6 +154,8 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
         _print_table(terminal, state.record, config)
     elif not has_collected(terminal) and (is_meant or any(path.suffix in YAML for path in named)):
         terminal.write_line(_nothing_text(config))
+    for path in state.reports:
+        terminal.write_line(f"Report: {path_from_start(path, config)}")
     for trouble in state.troubles:
         terminal.write_line(trouble, red=True)
     if state.interrupted and (state.record is not None or state.sessions or is_meant):
@@ -186,8 +201,6 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
         terminal.write_line(line, yellow=True)
     if settings.output.is_dir():
         terminal.write_line(f"Models and measurements: {path_from_start(settings.output, config)}")
-    for path in state.reports:
-        terminal.write_line(f"Report: {path_from_start(path, config)}")
     if any(is_github(path) for path in settings.report):
         own = state.own_record()
         lines = state.annotations + (annotation_lines(own, config.rootpath) if own is not None else [])

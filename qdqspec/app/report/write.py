@@ -97,9 +97,15 @@ def render(record: RunRecord, path: Path) -> bytes:
     """The report for that path as bytes. It shows only the content of a written record.
 
     So a page made during a run and one made later from the record are the same, and neither names folders of
-    this machine.
+    this machine. Raises `OutputError` for any error of the format, which may be of another package.
     """
-    text = format_for(path).render(record_from_json(record_to_json(record)))
+    written, report_format = record_from_json(record_to_json(record)), format_for(path)
+    try:
+        text = report_format.render(written)
+    except Exception as error:
+        what = f"the report cannot be made: {type(error).__name__}: {error}"
+        cure = f"correct {type(report_format).__name__}, or choose another suffix"
+        raise OutputError(what, where=path, cure=cure) from error
     return text.encode("utf-8") if isinstance(text, str) else text
 
 
@@ -131,18 +137,22 @@ def write_results(record: RunRecord) -> None:
     """Write each case's ``result.json`` beside its models, into its folder, which is created if an error came first.
 
     Comparisons of runtimes are written to ``tune.json``, with the file of each winner by name, in each folder that
-    holds folders of their cases. Raises `OutputError` if a folder cannot be written.
+    holds folders of their cases. Raises `OutputError` after the others if a folder cannot be written.
     """
+    errors: list[OutputError] = []
     for case in record.cases:
         folder = case.evidence.output
         if folder is not None and (folder.is_dir() or case.results):
-            write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)
-    if not record.runtimes:
-        return
+            try:
+                write_whole(
+                    folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True
+                )
+            except OutputError as error:
+                errors.append(error)
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
-    data = record_to_json(record)
+    written = record_to_json(record)["runtimes"] if record.runtimes else ()
     folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
-    for found, comparison in zip(record.runtimes, data["runtimes"], strict=True):
+    for found, comparison in zip(record.runtimes, written, strict=True):
         winner = found.named(found.winner)
         output = outputs.get(winner.case)
         if output is not None:
@@ -157,3 +167,5 @@ def write_results(record: RunRecord) -> None:
             "winners": files,
         }
         write_whole(folder / TUNE, json_text(content), what="the comparison")
+    if errors:
+        raise errors[0]

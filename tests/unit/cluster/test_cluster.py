@@ -150,6 +150,8 @@ def test_the_case_of_a_lost_worker_is_run_by_another(settings, case, processes, 
         lines = entries(session.output(case))
     assert lines[-1]["phase"] == "confirm"
     wait_for(lambda: not processes_of_cases(processes))
+    # a worker keeps no files of cases, also not one that was killed and started again
+    wait_for(lambda: not [*processes.folder.rglob("request.json")])
 
 
 def test_a_case_is_given_up_after_four_lost_workers(settings, monkeypatch):
