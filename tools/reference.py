@@ -201,6 +201,7 @@ def _type(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 def _options() -> Iterator[str]:
     yield "Each is an option of pytest (`--qdq-seed`), of the verbs that use it (`--seed`), an environment variable"
     yield "(`QDQSPEC_SEED`) and a key of `[tool.qdqspec]` in `pyproject.toml` (`seed`); the first given applies."
+    yield "The file is the nearest `pyproject.toml` at or above pytest's rootdir, for verbs the current folder."
     yield from _heading("", ("option of pytest", "variable", "value", "meaning"))
     for option in OPTIONS:
         variable = "command line only" if option.command_line else f"`{option.variable}`"

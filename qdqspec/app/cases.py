@@ -57,10 +57,13 @@ def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ..
             cure=f"name a model or spec, or run all specs in it: pytest {file}",
         )
     if path.exists() and path.suffix not in YAML:
+        endings = " or ".join(SPEC_SUFFIXES)
+        if path.suffix == ".onnx":  # a command that takes models has loaded it
+            raise ConfigError("this is no spec", where=file, cure=f"name a file that ends in {endings}")
         raise ConfigError(
             "this is neither a model nor a spec",
             where=file,
-            cure=f"name a file that ends in .onnx, {' or '.join(SPEC_SUFFIXES)}",
+            cure=f"name a file that ends in .onnx, {endings}",
         )
     cases = load_cases(path, settings)
     if not case_id:

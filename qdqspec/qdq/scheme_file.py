@@ -122,6 +122,8 @@ class SchemeFile:
         typed = typed if self.dq_dtype is None else with_types(typed, self.dq_dtype)
         fitted = fit_scheme(typed, self.pairs, self.positions, self.equalized)
         prepared, notes = fitted.model, [*fitted.notes]
+        if not self.pairs:
+            notes.append("the scheme has no sites: no pair is inserted")
         if self.pairs and not fitted.pairs:
             first, reason = next(iter(fitted.reasons.items()))
             raise PlacementError(

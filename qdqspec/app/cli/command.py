@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, cast
 
 from qdqspec._core.config import Settings, add_options, find_root, flags_given, load_settings
 from qdqspec.app.report.terminal import color_words, wants_color
-from qdqspec.errors import OutputError
+from qdqspec.errors import ConfigError, OutputError
 from qdqspec.types import FixedValue, Inputs, InputShape, ShapeProfile
 
 if TYPE_CHECKING:
@@ -209,6 +209,24 @@ def input_options(
         *([argument("--data --evaluation", "PATH", forms, type=data_given)] if data else []),
         values_option(of),
     )
+
+
+def at_least_one(text: str) -> int:
+    """A number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def refuse_options(arguments: argparse.Namespace, names: str, of: str) -> None:
+    """Raise `ConfigError` if one of the options ``names``, separated by a space, is given: it has no effect here.
+
+    ``of`` is what it is for.
+    """
+    for name in names.split():
+        if getattr(arguments, name.replace("-", "_")) is not None:
+            raise ConfigError(f"--{name} is for {of}", cure="leave it out")
 
 
 # ---- settings and inputs -------------------------------------------------------------------------

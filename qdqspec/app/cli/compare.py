@@ -25,6 +25,7 @@ from qdqspec.app.cli.command import (
     input_options,
     inputs_given,
     note,
+    refuse_options,
     settings_from,
     verb,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from qdqspec.app.session import Session
 
 _TUNED = "tuned.onnx"
+_OF_FOLDERS = "folders of results"
 
 
 def share(text: str) -> float:
@@ -64,7 +66,6 @@ _FOLDER_INPUTS = input_options(
         "SHARE",
         "Exit 1 only if a model is slower by more than this share, such as 5% (default: any proved slowdown).",
         type=share,
-        default=0.0,
     ),
     options=("threads", "seed", "device", "build-limit", "backend-option"),
 )
@@ -75,17 +76,24 @@ def compare(arguments: argparse.Namespace) -> int:
     """
     given = [arguments.before, arguments.after, *arguments.more]
     if any(path.is_dir() for path in given):
+        refuse_options(arguments, "fail-on", "two records")
+        if record := next(filter(Path.is_file, given), None):
+            raise ConfigError(
+                "a record is not compared with a folder", where=record, cure="name two records, or folders"
+            )
         return _compare_folders(given, arguments)
+    refuse_options(arguments, "shapes data values", _OF_FOLDERS)
     if arguments.more:
         raise ConfigError("more than two records are given", cure="compare two of them at a time")
     from qdqspec.app.report.compare import compare_runs, comparison_text, comparison_to_json
     from qdqspec.app.report.record import read_record
 
     found = compare_runs(read_record(arguments.before), read_record(arguments.after))
-    code = WANTING if any(case.is_slower_beyond(arguments.fail_on) for case in found.cases) else FINE
+    allowed = arguments.fail_on or 0.0
+    code = WANTING if any(case.is_slower_beyond(allowed) for case in found.cases) else FINE
     if all(case.change is None for case in found.cases):
         code = IMPOSSIBLE
-    return answer(arguments, comparison_to_json(found, arguments.fail_on), comparison_text(found), code=code)
+    return answer(arguments, comparison_to_json(found, allowed), comparison_text(found), code=code)
 
 
 def _compare_folders(folders: list[Path], arguments: argparse.Namespace) -> int:
@@ -197,6 +205,8 @@ def upgrade_check(arguments: argparse.Namespace) -> int:
     from qdqspec.app.upgrade import check_upgrade
     from qdqspec.backends import Environment
 
+    if not any((Path(what) / RESULT).is_file() for what in arguments.what):
+        refuse_options(arguments, "shapes data values", _OF_FOLDERS)
     settings = replace(settings_from(arguments), mode="measure")
     checked: list[Upgrade] = []
     here: dict[str, dict[str, str]] = {}

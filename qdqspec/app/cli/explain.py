@@ -19,16 +19,18 @@ from qdqspec.app.cases import find_case, is_spec
 from qdqspec.app.cli.command import (
     answer,
     argument,
+    at_least_one,
     input_options,
     inputs_given,
     model_given,
+    refuse_options,
     settings_from,
     switch,
     values_left,
     verb,
 )
 from qdqspec.app.cli.models import judged
-from qdqspec.errors import BackendError, ConfigError, StateError
+from qdqspec.errors import BackendError, ConfigError, QdqspecError, StateError
 from qdqspec.types import Case, DefinitionEvidence, Inputs
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ _JOURNAL, _SCHEME, _REFERENCE = "trials.jsonl", "scheme.json", "reference.onnx"
     "  qdqspec explain fp16.graph.json qat.graph.json",
     argument("what", "WHAT", nargs="+"),
     argument("--reference", "ORIGINAL", "Profile a MODEL against this model instead.", type=Path),
-    argument("--layers", "N", "Differences that are shown (default: 12).", type=int, default=12),
+    argument("--layers", "N", "Differences that are shown (default: 12).", type=at_least_one, default=12),
     switch(
         "--culprits",
         "List instead the Q/DQ pairs of a case or MODEL that cost most accuracy, and the SQNR without them.",
@@ -76,6 +78,8 @@ def explain(arguments: argparse.Namespace) -> int:
                 cure="qdqspec explain MODEL TUNED; rank exported layer information without models",
             )
         arguments.reference, arguments.what = Path(models[0]), models[1:]
+    if not models:
+        refuse_options(arguments, "reference", "a model")
     if arguments.culprits:
         return explain_culprits(arguments)
     from qdqspec.app.report.explain_text import explain_json, explain_text
@@ -86,18 +90,17 @@ def explain(arguments: argparse.Namespace) -> int:
         engines = _from_model(Path(first), arguments.reference, given(Inputs()), settings)
     elif len(arguments.what) == 1 and (Path(first).is_dir() or is_spec(Path(first.partition("::")[0]))):
         case, folder = _find_results(first, settings, RESULT)
-        own = Inputs() if case is None else case.inputs
-        if arguments.data is not None:
-            own = replace(own, calibration=None)
+        own = case.inputs if arguments.data is None else replace(case.inputs, calibration=None)
         engines, search = _from_folder(folder, given(own), settings)
     else:
+        refuse_options(arguments, "shapes data values", "models that are run")
         engines = _from_files(arguments.what)
-    text = explain_text(engines, most=max(arguments.layers, 1), search=search)
+    text = explain_text(engines, most=arguments.layers, search=search)
     return answer(arguments, explain_json(engines, search), text)
 
 
-def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | None, Path]:
-    """The case of a spec and the folder of its results, or a folder alone.
+def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case, Path]:
+    """The case of a spec, or of the results in a folder, and the folder.
 
     Raises `StateError` if the folder does not have the file ``needed``.
     """
@@ -109,7 +112,25 @@ def _find_results(what: str, settings: Settings, needed: str) -> tuple[Case | No
     if not (folder / needed).is_file():
         of = "" if case is None else f" of {case.name}"
         raise StateError(f"there are no results{of} yet", where=folder, cure=cure)
-    return case, folder
+    return case or _case_of(folder, settings), folder
+
+
+def _case_of(folder: Path, settings: Settings) -> Case:
+    """The case of the spec that results are of, which has the data; without it, the reference at its shapes.
+
+    The spec must have the same model now.
+    """
+    from qdqspec.app.report.record import read_case
+
+    inputs = Inputs()
+    with suppress(QdqspecError):
+        found = read_case(folder).evidence
+        inputs = replace(inputs, profiles=found.profiles or inputs.profiles)
+        if found.case.spec is not None:
+            case = find_case(f"{found.case.spec}::{found.case.id}", settings, Path.cwd())
+            if model_given(case.model, case.inputs.values).sha256 == found.model_sha256:
+                return case
+    return Case(id="default", model=folder / _REFERENCE, inputs=inputs)
 
 
 # ---- exported engines ---------------------------------------------------------------------------
@@ -380,7 +401,7 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
         raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")
     settings = settings_from(arguments)
     with _meant(arguments, settings) as (case, placed, quantized, notes), Session(settings) as session:
-        most = None if arguments.json else max(arguments.layers, 1)
+        most = None if arguments.json else arguments.layers
         setup = session.work(case).prepared
         found = culprits_of(setup, placed, quantized=quantized, most=most)
         notes = (*notes, *setup.warnings)
@@ -409,8 +430,7 @@ def _meant(
         return
     case, folder = _find_results(what, settings, _SCHEME)
     fixed, notes = arguments.values, ()
-    if case is None:
-        case = Case(id="default", model=folder / _REFERENCE)
+    if case.spec is None:
         fixed, notes = values_left(case.model, fixed)
     case = replace(case, inputs=inputs_given(case.inputs, arguments, fixed))
     yield case, SchemeFile.read(folder / _SCHEME), None, notes

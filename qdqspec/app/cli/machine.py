@@ -23,6 +23,7 @@ from qdqspec.app.cli.command import (
     complain,
     end_on_sigterm,
     note,
+    refuse_options,
     settings_from,
     verb,
 )
@@ -47,6 +48,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
+    options_of(chosen).read(options.extra)  # refuses a library that is no file
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     lines = []
     for name in sorted(found, key=lambda name: (name != chosen, not found[name].usable)):
@@ -143,7 +145,6 @@ def _age(text: str) -> float:
         "TIME",
         "Smallest age of entries that prune removes, such as 12h or 30d (default: 30d).",
         type=_age,
-        default=_MONTH,
     ),
     options=("cache-dir",),
 )
@@ -154,6 +155,8 @@ def cache(arguments: argparse.Namespace) -> int:
     store = Store(settings_from(arguments).cache_dir)
     if (arguments.file is None) is (arguments.action in ("export", "import")):
         raise ConfigError(f"cache {arguments.action}: FILE is for export and import, which need it")
+    if arguments.action != "prune":
+        refuse_options(arguments, "older-than", "prune")
     if arguments.action == "list":
         return _list_cache(arguments, store)
     found: dict[str, Any] = {"folder": str(store.folder)}
@@ -172,7 +175,8 @@ def cache(arguments: argparse.Namespace) -> int:
         found["added"], found["present"] = store.take(arguments.file)
         text = f"{_searches_text(found['added'])} added, {found['present']} were there"
     else:
-        found["removed"] = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
+        month = _MONTH if arguments.older_than is None else arguments.older_than
+        found["removed"] = store.prune(month if arguments.action == "prune" else 0.0)
         text = f"{count_text(found['removed'], 'entry', 'entries')} removed"
     return answer(arguments, found, f"{store.folder}: {text}")
 

@@ -19,6 +19,7 @@ from qdqspec.app.cli.command import (
     WANTING,
     answer,
     argument,
+    at_least_one,
     complain,
     conclude,
     input_options,
@@ -26,6 +27,7 @@ from qdqspec.app.cli.command import (
     model_given,
     output,
     refuse_input_as_output,
+    refuse_options,
     settings_from,
     switch,
     values_option,
@@ -45,14 +47,8 @@ if TYPE_CHECKING:
 
 
 SECTIONS: tuple[InspectSection, ...] = ("regions", "patterns")
+_OF_REFERENCE = "the model of --reference"
 ROWS = 12  # of each kind, that `diff` shows without ``--verbose``
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
 
 
 @verb(
@@ -68,10 +64,10 @@ def _positive(text: str) -> int:
         "--max-nodes",
         "N",
         "Nodes of the largest leaf, as `regions.max_nodes` of a spec (default: 10).",
-        type=_positive,
+        type=at_least_one,
     ),
     argument(
-        "--lines", "N", "Largest number of lines of each list (default: 40).", type=_positive, default=40
+        "--lines", "N", "Largest number of lines of each list (default: 40).", type=at_least_one, default=40
     ),
     options=("backend", "device"),
 )
@@ -135,8 +131,9 @@ def apply(arguments: argparse.Namespace) -> int:
     model = model_given(arguments.model, arguments.values)
     result = SchemeFile.read(arguments.scheme).apply(model)
     inputs = [arguments.scheme, *model.user_files]
-    pairs = count_dequantized(Model(result.proto))
-    summary = f"{count_text(pairs, 'dequantized tensor')} in it"
+    before, pairs = count_dequantized(model), count_dequantized(Model(result.proto))
+    had = f", {before} of them before" if before else ""
+    summary = f"{count_text(pairs, 'dequantized tensor')} in it{had}"
     return _write(arguments, model, result.proto, inputs, summary, [*model.notes, *result.notes], pairs=pairs)
 
 
@@ -183,6 +180,8 @@ def strip(arguments: argparse.Namespace) -> int:
     from qdqspec.qdq import count_dequantized, strip_qdq
 
     model = model_given(arguments.model)
+    if arguments.reference is None:
+        refuse_options(arguments, "values", _OF_REFERENCE)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
     result = strip_qdq(model, reference)
     left = count_dequantized(Model(result.proto, path=model.path))
@@ -218,6 +217,8 @@ def import_model(arguments: argparse.Namespace) -> int:
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
+    if arguments.reference is None:
+        refuse_options(arguments, "values", _OF_REFERENCE)
     reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
     imported = import_placement(model_given(arguments.model), reference)
     if not imported.pairs:

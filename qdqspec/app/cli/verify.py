@@ -25,6 +25,7 @@ from qdqspec.app.cli.command import (
     model_given,
     note,
     output,
+    refuse_options,
     settings_from,
     verb,
     writable_folder,
@@ -91,6 +92,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from qdqspec.app.session import Session
     from qdqspec.checks import ParityCheck, compared_sections, noise_shares, number_notes, slice_notes
 
+    if arguments.input is not None:
+        refuse_options(arguments, "shapes", "--data")
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         case = _case_given(arguments, session)
         tuned = arguments.tuned

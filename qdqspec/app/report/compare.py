@@ -172,6 +172,10 @@ def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     left, right = _read_times(name, before.latency), _read_times(name, after.latency)
     notes = _note_differences(before, after)
     if left is None or right is None or before.latency is None or after.latency is None:
+        for run, times, found in (("A", left, before), ("B", right, after)):
+            if times is None:
+                why = found.skipped and f": {plain(found.skipped, LONG)}"
+                notes += (f"not timed in {run}{why}",)
         return ComparedCase(case=name, word="not timed", notes=notes)
     drift = 1.0  # the reference's time in the later run over that in the earlier one, of one model
     timed = (latency.samples for latency in (before.latency, after.latency))

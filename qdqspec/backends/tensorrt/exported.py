@@ -41,6 +41,8 @@ def read_exported(files: Sequence[Path], model: Model | None = None) -> Exported
         layers = parse_layers(text, timed, model=model)
     except BackendError as error:
         raise BackendError(error.what, where=graph, cure=error.cure or _EXPORT) from None
+    if not layers:
+        raise BackendError("TensorRT's layer information has no layers", where=graph, cure=_EXPORT)
     total = _end_to_end(graph, times)
     return Exported(layers=layers, has_times=timed is not None, end_to_end_ms=total, advice=_EXPORT)
 

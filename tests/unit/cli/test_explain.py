@@ -215,6 +215,24 @@ def test_pairs_with_the_largest_errors_are_ranked_in_a_case_and_in_its_folder(ve
     )
 
 
+def test_the_data_of_a_folder_are_those_of_its_spec(verb, spec, folder, models, tmp_path):
+    """Unless the spec, or its model, is another one now."""
+    shutil.copy(models.parent / "data" / "digits_calibration.npz", tmp_path)
+    text = Path(spec).read_text()
+    data = "inputs: {shapes: {input: [4, 1, 16, 16]}, calibration: digits_calibration.npz}\n"
+    Path(spec).write_text(text + data)
+    words = ("--culprits", "--backend", "fake", "--json")
+    by_case, found = (verb("explain", what, *words).json for what in (spec, folder))
+    assert (found["data"], found["pairs"]) == ("calibration", by_case["pairs"])
+    (folder / "trials.jsonl").unlink()  # so that both models are profiled
+    (folder / "reference.onnx").unlink()
+    assert "reference.onnx" in verb("explain", folder).err
+    saved(tmp_path / "digits.onnx", "net (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    assert "reference.onnx" in verb("explain", folder, *words).err
+    Path(spec).write_text("no spec")
+    assert "reference.onnx" in verb("explain", folder, *words).err
+
+
 def test_a_model_and_its_tuned_model_are_given_in_the_order_of_verify(verb, models):
     original, tuned = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
     data = models.parent / "data" / "digits_calibration.npz"

@@ -88,6 +88,17 @@ def test_import_strip_and_apply_give_the_same_model(verb, tmp_path) -> None:
     assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
 
 
+def test_apply_notes_a_scheme_without_sites_and_pairs_that_the_model_had(verb, model, tmp_path) -> None:
+    """A search that selects the reference writes a scheme without sites."""
+    (tmp_path / "scheme.json").write_text('{"schema_version": 1, "backend": "fake", "sites": []}')
+    empty = verb("apply", model, "scheme.json", "-o", "same.onnx")
+    assert (empty.code, "note: the scheme has no sites: no pair is inserted\n" in empty.out) == (0, True)
+    assert (
+        "28 dequantized tensors in it, 28 of them before"
+        in verb("apply", QAT, "scheme.json", "-o", "b.onnx").out
+    )
+
+
 def test_strip_counts_what_it_removed_and_names_operators_that_it_keeps(verb, tmp_path) -> None:
     text = """g (float[1,4,4,4] x) => (float[1,4,4,4] y) <float s = {0.5}, uint8 z = {128}> {
         f = QuantizeLinear(x, s, z)  e = DequantizeLinear(f, s, z)  a = Neg(e)  q = QuantizeLinear(a, s, z)

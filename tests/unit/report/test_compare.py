@@ -75,9 +75,11 @@ def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
 def test_a_case_without_times_is_reported_as_not_timed() -> None:
     found = compare_one(faster_case(), changed(faster_case(), latency=None))
     assert (found.word, found.change) == ("not timed", None)
+    assert "not timed in B" in found.notes
     latency = faster_case().evidence.latency
     untuned = replace(latency, samples={"reference": latency.samples["reference"]})
-    assert compare_one(changed(faster_case(), latency=untuned), faster_case()).word == "not timed"
+    other = compare_one(changed(faster_case(), latency=untuned, skipped="no GPU"), faster_case())
+    assert (other.word, "not timed in A: no GPU" in other.notes) == ("not timed", True)
 
 
 def profile_of(batch: int) -> ShapeProfile:

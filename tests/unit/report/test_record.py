@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from qdqspec.app.report.formats.csv import report_format
 from qdqspec.app.report.record import (
     case_from_json,
     case_to_json,
@@ -131,6 +133,15 @@ def test_the_suffix_selects_the_report_format(tmp_path: Path) -> None:
     starts = [path.read_text(encoding="utf-8")[:9] for path in paths]
     assert starts == ["# Quantiz", "<!DOCTYPE", "spec,case", '{\n  "case']
     assert sorted((tmp_path / "deep").iterdir()) == sorted(paths)
+
+
+def test_a_failure_of_severity_warn_is_no_failed_check_of_a_table() -> None:
+    case = faster_case()
+    failed = [replace(result, severity="warn") for result in case.results if result.verdict.outcome == "fail"]
+    (row,) = csv.DictReader(
+        report_format.render(replace(sample_run(), cases=(replace(case, results=failed),))).splitlines()
+    )
+    assert (len(failed) > 0, row["checks_failed"]) == (True, "0")
 
 
 @pytest.mark.parametrize(("name", "words"), [("a.docx", "suffix '.docx'"), ("report", "no suffix")])

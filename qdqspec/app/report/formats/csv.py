@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from qdqspec._core.units import cell_text, origin_text, plain
+from qdqspec.app.report.tables import verdict_word
 from qdqspec.types import CaseRecord, RunRecord
 
 
@@ -33,8 +34,8 @@ def _parity(case: CaseRecord, name: str) -> object:
     return getattr(parity, name) if parity is not None and parity.outputs else None
 
 
-def _checks(outcome: str) -> Callable[[CaseRecord], object]:
-    return lambda case: sum(result.verdict.outcome == outcome for result in case.results)
+def _checks(word: str) -> Callable[[CaseRecord], object]:
+    return lambda case: sum(verdict_word(result) == word for result in case.results)
 
 
 def _named(figures: Mapping[str, float], prefix: str = "") -> str:
@@ -67,7 +68,7 @@ _COLUMNS: dict[str, Callable[[CaseRecord], object]] = {
     "size_reference_bytes": lambda case: case.evidence.size_bytes.get("reference"),
     "size_tuned_bytes": lambda case: case.evidence.size_bytes.get("tuned"),
     "checks_passed": _checks("pass"),
-    "checks_failed": _checks("fail"),
+    "checks_failed": _checks("FAIL"),
     "checks_inconclusive": _checks("inconclusive"),
     "provenance": lambda case: "".join(
         origin_text(found.provenance) for found in [case.evidence.latency or case.evidence.search] if found
