@@ -15,7 +15,8 @@ from pathlib import Path
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 
-from trt_surface import API, VERSIONS, Surface, bindings, read_surface, source_nodes  # noqa: E402 - found there
+from tensorrt_surface import Surface, bindings, read_surface  # noqa: E402 - beside this file
+from trt_surface import API, VERSIONS, source_nodes  # noqa: E402 - found there
 
 FAKE = SUPPORT / "fake_trt" / "tensorrt" / "__init__.py"
 

@@ -11,6 +11,7 @@ from random_models import MODES, placed_models, quantized_model
 
 from qdqspec._core.hooks import all_names
 from qdqspec.graph.model import Model
+from qdqspec.graph.protos import copied
 from qdqspec.qdq.formats import BIAS_FORMAT, FORMATS
 from qdqspec.qdq.lint import lint_model, rules_for
 from qdqspec.qdq.lint.rules import render_findings
@@ -48,8 +49,7 @@ def loaded(name: str) -> onnx.ModelProto:
 @st.composite
 def miswired(draw: st.DrawFn) -> onnx.ModelProto:
     """A quantized model in which inputs or operators of some nodes are replaced at random."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(loaded(draw(st.sampled_from(QUANTIZED))))
+    proto = copied(loaded(draw(st.sampled_from(QUANTIZED))))
     nodes = proto.graph.node
     tensors = [name for node in nodes for name in (*node.input, *node.output)]
     operators = st.sampled_from((*OTHERS, "QuantizeLinear", "DequantizeLinear", "Conv"))

@@ -36,16 +36,20 @@ def in_float16(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def renamed_and_reordered(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:
-    """A copy with each tensor and node of the main graph renamed, its nodes in another topological order.
+    """A renamed copy whose nodes are in another topological order; bodies keep the order of their nodes.
 
-    It tests that nothing depends on names or node order. Tensors in bodies are renamed too; bodies keep the order of
-    their nodes, and local functions are unchanged.
+    It tests that nothing depends on names or node order.
     """
     copy = copied(proto)
-    nodes = _shuffled(copy.graph, chance)
-    for index, node in enumerate(nodes):
+    refill(copy.graph.node, _shuffled(copy.graph, chance))
+    return renamed(copy)
+
+
+def renamed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with each tensor and node of the main graph renamed; tensors in bodies too, and no local functions."""
+    copy = copied(proto)
+    for index, node in enumerate(copy.graph.node):
         node.name = f"n{index}"
-    refill(copy.graph.node, nodes)
     for graph in all_graphs(copy.graph):
         for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
             value.name = PREFIX + value.name

@@ -87,3 +87,13 @@ def outputs_of(
     source = str(proto) if isinstance(proto, Path) else proto.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return list(session.run(None, {name: np.asarray(value) for name, value in feeds.items()}))
+
+
+def kernels_of(model: Model | onnx.ModelProto, folder: Path) -> list[str]:
+    """The operators of the nodes that ONNX Runtime runs after all its optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    proto = model.proto if isinstance(model, Model) else model
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in Model(onnx.load(folder / "optimized.onnx")).nodes]

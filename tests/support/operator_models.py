@@ -15,7 +15,6 @@ from qdqspec.types import LayerTime
 
 IMAGE = (1, 8, 6, 6)
 MATRIX = (4, 32)
-RANDOM = np.random.default_rng(0)
 
 
 class Graph:
@@ -26,6 +25,7 @@ class Graph:
         self.constants: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
         self.others: list[str] = []  # outputs of the operator beside the first
+        self.random = np.random.default_rng(0)
 
     def const(self, value: object, dtype: type | None = None) -> str:
         name = f"c{len(self.constants)}"
@@ -50,7 +50,7 @@ class Graph:
 
     def weight(self, *shape: int, axis: int | None, values: object = None) -> str:
         scale, zero = (np.full(shape[axis], 0.01), np.zeros(shape[axis])) if axis is not None else (0.01, 0)
-        stored = self.const(RANDOM.integers(-127, 128, shape) if values is None else values, np.int8)
+        stored = self.const(self.random.integers(-127, 128, shape) if values is None else values, np.int8)
         numbers = (self.const(scale, np.float32), self.const(zero, np.int8))
         return self.node("DequantizeLinear", stored, *numbers, axis=axis)
 
@@ -60,7 +60,7 @@ class Graph:
 
     def bias(self, channels: int, scale: float = 0.02 * 0.01) -> str:
         numbers = (np.full(channels, scale, np.float32), np.zeros(channels, np.int32))
-        stored = self.const(RANDOM.integers(-999, 999, channels), np.int32)
+        stored = self.const(self.random.integers(-999, 999, channels), np.int32)
         return self.node("DequantizeLinear", stored, *(self.const(n) for n in numbers), axis=0)
 
     def model(self, *outputs: str, opset: int = 17) -> onnx.ModelProto:
@@ -115,7 +115,8 @@ def layers_of(backend: Backend, model: onnx.ModelProto, folder: Path) -> tuple[L
     onnx.save(model, path)
     shapes = {i.name: [d.dim_value or 4 for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     with closing(backend.build(path, BuildOptions())) as engine:
-        engine.bind({name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()})
+        random = np.random.default_rng(0)
+        engine.bind({name: random.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()})
         layers = engine.layers(1)
     assert layers, "the profile did not fit the graph"
     return layers

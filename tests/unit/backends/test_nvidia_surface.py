@@ -19,6 +19,9 @@ import pytest
 import trt_surface
 from trt_surface import ROOT, VERSIONS, Surface
 
+sys.path.insert(0, str(ROOT / "tools"))
+import tensorrt_surface
+
 
 def test_each_optional_name_exists_in_some_version():
     everywhere = {name for version in VERSIONS for name in members(trt_surface.load(version))}
@@ -88,14 +91,14 @@ def parameters(function: object) -> list[str]:
 def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """NVIDIA's bindings without the TensorRT libraries: downloaded, never committed."""
     try:
-        return request.param, trt_surface.bindings(request.param, tmp_path_factory.mktemp("bindings"))
-    except trt_surface.MissingError as error:
+        return request.param, tensorrt_surface.bindings(request.param, tmp_path_factory.mktemp("bindings"))
+    except tensorrt_surface.MissingError as error:
         pytest.skip(str(error))
 
 
 def test_the_recorded_surface_is_that_of_the_bindings(bindings: tuple[str, Path]):
     version, site = bindings
-    real, recorded = trt_surface.read_surface(site), trt_surface.load(version)
+    real, recorded = tensorrt_surface.read_surface(site), trt_surface.load(version)
     assert real["version"] == version
     cure = "run tools/tensorrt_api.py and read what changed"
     for part in ("enums", "functions"):

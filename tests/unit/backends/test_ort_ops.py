@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx_text import linear, model_of
-from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, layers_of
+from operator_models import IMAGE, MATRIX, ONE, Graph, layers_of
+from written_cases import normal
 
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake.engine import FakeDevice
@@ -87,7 +88,7 @@ def test_activation_functions_that_the_following_q_absorbs_are_removed(
 
 def with_float_weight(op: str, g: Graph, x: str) -> str:
     shape = (8, 8, 3, 3) if op == "Conv" else (32, 16)
-    weight = g.const(RANDOM.uniform(-1, 1, shape), np.float32)
+    weight = g.const(g.random.uniform(-1, 1, shape), np.float32)
     return g.node(op, x, weight, **({"pads": [1, 1, 1, 1]} if op == "Conv" else {}))
 
 
@@ -118,7 +119,7 @@ def test_a_linear_operator_with_float_output_needs_an_integer_bias(
 ) -> None:
     for kind, expected in (("float", fuses), ("int32", True)):
         g = Graph()
-        rest = g.const(RANDOM.uniform(-1, 1, 16), np.float32) if kind == "float" else g.bias(16)
+        rest = g.const(g.random.uniform(-1, 1, 16), np.float32) if kind == "float" else g.bias(16)
         x, weight = g.input(MATRIX), g.weight(32, 16, axis=1)
         y = g.node(op, x, weight, *([rest] if op == "Gemm" else []))
         y = y if op == "Gemm" else g.node("Add", y, rest)
@@ -143,8 +144,8 @@ def test_a_linear_operator_outputs_no_floats_to_an_activation_function_that_a_q_
 # ---- formats other than 8-bit integers ---------------------------------------------------------------
 
 
-WEIGHT = RANDOM.normal(size=(256, 64)).astype(np.float32)
-X = RANDOM.normal(size=(2, 256)).astype(np.float32)
+WEIGHT = normal(256, 64)
+X = normal(2, 256, seed=1)
 
 
 def weight_only(model: Model, fmt: str) -> onnx.ModelProto:

@@ -8,11 +8,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +19,6 @@ from onnx_text import kernels, saved
 from processes import runs, wait_until
 
 from qdqspec._core.config import Settings
-from qdqspec.app.cli import main
 from qdqspec.app.session import Session
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.isolation.isolated import Isolated
@@ -151,7 +148,8 @@ def dynamic(model):
 def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec, dynamic):
     tool = install_trtexec()
     both = (FEEDS, {"x": np.repeat(FEEDS["x"], 4, axis=0)})
-    profiles = tuple(ShapeProfile(shapes={"x": InputShape.of(feeds["x"].shape)}) for feeds in both)
+    shapes = InputShape.of(FEEDS["x"].shape), InputShape(min=(2, 3, 8, 8), opt=(4, 3, 8, 8), max=(9, 3, 8, 8))
+    profiles = tuple(ShapeProfile(shapes={"x": shape}) for shape in shapes)
     made = Trtexec().build(dynamic, BuildOptions(profiles=profiles))
     for profile, feeds in enumerate(both):
         made.bind(feeds, profile)
@@ -162,13 +160,18 @@ def test_options_of_several_shape_profiles_follow_their_numbers(install_trtexec,
     assert sum(layer.milliseconds for layer in made.layers(profile=1)) == pytest.approx(medians[1], rel=0.1)
     made.close()
     built, first, second, *_ = tool.calls()
-    texts = ["x:1x3x8x8", "x:4x3x8x8"]
-    shapes = [[f"--{which}Shapes={text}" for which in ("min", "opt", "max")] for text in texts]
+    first_words, second_words = (
+        [
+            f"--{which}Shapes=x:{batch}x3x8x8"
+            for which, batch in zip(("min", "opt", "max"), batches, strict=True)
+        ]
+        for batches in ((1, 1, 1), (2, 4, 9))
+    )
     start = built.index("--profile=0")
-    assert built[start : start + 8] == ["--profile=0", *shapes[0], "--profile=1", *shapes[1]]
+    assert built[start : start + 8] == ["--profile=0", *first_words, "--profile=1", *second_words]
     assert "--useProfile" not in names(first)
     assert value(second, "--useProfile") == "1"
-    assert value(second, "--shapes") == texts[1]
+    assert value(second, "--shapes") == "x:4x3x8x8"
 
 
 def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
@@ -397,58 +400,3 @@ def test_the_best_model_of_each_region_builds_with_trtexec_alone(install_trtexec
         words = tool.calls()[-1]
         assert words[0] == f"--onnx={number}.onnx"
         assert {"--useCudaGraph", "--stronglyTyped", "--maxAuxStreams=0"} <= {*words}
-
-
-# ---- strategy subgraph: groups, parts of dynamic shape, files, resume --------------------------------
-
-
-SPEC = """\
-qdqspec: 1
-model: net.onnx
-inputs:
-  shapes: {x: {min: [1, 16, 24, 24], opt: [2, 16, 24, 24], max: [4, 16, 24, 24]}}
-regions: {by: fusion, graph: engine.graph.json}
-tune: {strategy: subgraph, trials: 12}
-checks:
-  - {kind: speedup, min: 1.1}
-"""
-GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
-
-
-@SEARCHED
-def test_groups_of_a_file_are_timed_separately_and_combined(
-    install_trtexec: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two convolutions for any number of images."""
-    text = """net (float[batch,16,24,24] x) => (float[batch,16,12,12] y) {
-        [conv0] a = Conv<pads = [1, 1, 1, 1]>(x, w0)
-        [relu0] b = Relu(a)
-        [conv1] c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(b, w1)
-        [relu1] y = Relu(c)
-    }"""
-    saved(tmp_path / "net.onnx", text, **kernels(2, 16, 16, 3, 3))
-    metadata = ["\x1e".join(f"[ONNX Layer: {name}]" for name in group) for group in GROUPS]
-    layers = [{"Name": f"k{index}", "Metadata": told} for index, told in enumerate(metadata)]
-    (tmp_path / "engine.graph.json").write_text(json.dumps({"Layers": layers, "Bindings": ["x", "y"]}))
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.qdq.yaml").write_text(SPEC)
-    tool = install_trtexec("10.16")
-    assert main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--json", "--no-cache"]) == 0
-    folder = tmp_path / "out" / "default"
-    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
-    parts = [tuple(line["subgraph"]) for line in trials if line.get("phase") == "isolated"]
-    assert set(parts) == {tuple(group) for group in GROUPS}
-    assert {line.get("phase") for line in trials} >= {"pure", "isolated", "confirm"}
-    calls = [dict(word.partition("=")[::2] for word in words) for words in tool.calls()]
-    builds = [(Path(words["--onnx"]).name, words) for words in calls if "--onnx" in words]
-    assert "half.onnx" not in dict(builds), "the fusions were given"
-    for name, words in builds:
-        if not name.startswith("part-"):  # parts have the shapes of the first profile
-            shapes = [words[f"--{which}Shapes"] for which in ("min", "opt", "max")]
-            assert shapes == [f"x:{batch}x16x24x24" for batch in (1, 2, 4)], "the whole range of shapes"
-    for model in (onnx.load(folder / name) for name in ("tuned_raw.onnx", "tuned.onnx")):
-        onnx.checker.check_model(model, full_check=True)
-        assert any(node.op_type == "QuantizeLinear" for node in model.graph.node)
-        assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert json.loads((folder / "result.json").read_text())["speedup"]["ci95"][0] > 1.1

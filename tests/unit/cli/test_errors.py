@@ -51,12 +51,9 @@ ERRORS = [
     ("tune net.onnx --schemes-per-region=30", "--schemes-per-region is an option of ModelOpt"),
     # files that are missing, of another kind, or not to be written
     ("inspect broken.onnx", "broken.onnx: "),
-    ("diff net.onnx broken.onnx", "broken.onnx: "),
-    ("verify net.onnx broken.onnx", "broken.onnx: "),
     ("verify net.onnx .", "this is a folder, not a model file"),
     ("reduce broken.onnx -o out", "broken.onnx: "),
     ("reduce net.onnx -o out --backend fake", "there is nothing to reduce"),
-    ("fold gone.onnx -o out.onnx", "gone.onnx: there is no such model file"),
     ("schema -o nowhere/schema.json", "the schema cannot be written"),
     ("inspect none.onnx", "none.onnx: there is no such model file"),
     ("apply net.onnx none.json -o x.onnx", "none.json: the scheme cannot be read"),
@@ -97,10 +94,6 @@ ERRORS = [
     ("explain cal.npz", "cal.npz: this is nothing that can be explained"),
     ("explain pyproject.toml", "pyproject.toml: TensorRT's layer information cannot be used"),
     ("explain specs", "specs: there are no results yet"),
-    (
-        "explain net.onnx --shapes input:1x1x16x16 --values inputt:1",
-        "'inputt', which is no input of the model",
-    ),
     ("explain a.onnx b.onnx c.onnx", "a model is explained alone, or with its original before it"),
     ("explain a.qdq.yaml b.qdq.yaml --culprits", "one case or model"),
     ("explain run.json", "run.json: TensorRT's layer information has no layers"),

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,15 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 def settings(processes, tmp_path) -> Settings:
     processes.connected(2)  # the Nanny restarts a killed one
     return Settings(root=tmp_path, backend="fake", cluster=processes.address)
-
-
-@pytest.fixture
-def more_workers(processes) -> Iterator[Callable[..., dict]]:
-    """Starts workers that are stopped after the test."""
-    before = len(processes.started)
-    yield processes.worker
-    processes.stop(before)
-    processes.connected(2)
 
 
 @pytest.fixture
@@ -198,49 +188,3 @@ def test_no_process_of_an_ended_client_continues(settings, case, processes, tmp_
     assert client.returncode == (130 if signal_sent == signal.SIGINT else -signal.SIGKILL)
     assert "Resume with" not in said, "the measurements are on the worker"
     wait_for(lambda: not processes_of_cases(processes))
-
-
-@rare
-def test_a_worker_of_another_version_gets_no_case(settings, more_workers):
-    said = more_workers(
-        "old",
-        "--backend",
-        "onnxruntime",
-        prelude="from qdqspec.app.cluster import worker; worker.__version__ = '0.0.1'",
-    )
-    assert said["version"] == "0.0.1"
-    with pytest.raises(BackendUnavailableError, match="no worker") as error:
-        opened(replace(settings, backend="onnxruntime"))
-    assert "with qdqspec 0.0.1, which differs" in error.value.cure
-
-
-SITE = """\
-import os, sys
-if "TEST_DEVICE_KEY" in os.environ:
-    from qdqspec.backends.fake.engine import FakeDevice
-    from qdqspec.types import DeviceKey
-    FakeDevice.device = lambda self, options: DeviceKey(key=os.environ["TEST_DEVICE_KEY"])
-"""
-
-
-@rare
-def test_two_device_keys_are_not_mixed(settings, case, processes, more_workers, tmp_path):
-    """Workers with devices of two keys: one is chosen, and measurements of the other one are not used."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE)
-    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
-    variables = {"PYTHONPATH": path, "TEST_DEVICE_KEY": "other-device"}
-    said = more_workers("keyed", "--backend", "fake", "--device", "3", variables=variables)
-    assert [device["key"] for device in said["devices"]] == ["other-device"]
-    with pytest.raises(ConfigError, match="has several devices") as error:
-        opened(settings)
-    assert "fake, other-device" in error.value.cure
-    found = {}
-    for key in ("fake", "other-device", "fake"):
-        with opened(replace(settings, cluster_device=key)) as session:
-            evidence = session.evidence(case, NEEDS)
-        assert evidence.device.key == key
-        source = evidence.search.provenance.source
-        assert source == ("cached" if key in found else "measured")
-        found[key] = evidence

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import onnx
 import pytest
 from chains import SHAPE, chain_model
 
+from qdqspec import __version__
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases
 from qdqspec.app.cluster.address import Address, make_certificates
+from qdqspec.app.cluster.client import Cluster
 from qdqspec.app.cluster.request import in_job, pack, unpack
-from qdqspec.errors import ConfigError, DataError, OutputError
+from qdqspec.app.cluster.worker import Device, WorkerInfo
+from qdqspec.errors import BackendUnavailableError, ConfigError, DataError, OutputError
 from qdqspec.types import Case, Data, Inputs
 
 
@@ -69,6 +73,27 @@ def test_certificates_are_not_overwritten_and_a_key_that_others_may_read_is_refu
     (tmp_path / "cluster.key").chmod(0o644)
     with pytest.raises(ConfigError, match="private key"):
         Address.parse("10.0.0.5").security(tmp_path)
+
+
+def test_a_device_is_chosen_among_workers_of_this_version(monkeypatch):
+    """Results of two devices are never mixed: a worker gets the cases of its own devices only."""
+
+    def worker(key, version=__version__, backend="fake"):
+        device = Device(backend=backend, target=backend, key=key)
+        facts = {"python": "3.11", "host": "h", "system": "s", "address": key, "free_bytes": 1}
+        return WorkerInfo(version=version, devices=(device,), silent_seconds=0.0, **facts)
+
+    workers = [worker("one"), worker("two"), worker("old", "0.0.1", "onnxruntime")]
+    monkeypatch.setattr(Cluster, "workers", lambda _: tuple(workers))
+    cluster = Cluster.__new__(Cluster)  # without a scheduler
+    cluster.address, cluster._closing = Address.parse("127.0.0.1"), Event()
+    with pytest.raises(ConfigError, match="has several devices") as several:
+        cluster.device("fake")
+    assert "one, two" in several.value.cure
+    assert cluster._workers_with(cluster.device("fake", "two")) == ["two"]
+    with pytest.raises(BackendUnavailableError, match="no worker") as outdated:
+        cluster.device("onnxruntime")
+    assert "with qdqspec 0.0.1, which differs" in outdated.value.cure
 
 
 SPEC = """\

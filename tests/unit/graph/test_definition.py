@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx_text import outputs_of, parsed
+from written_cases import normal
 
 from qdqspec._core.arrays import Array
 from qdqspec.graph.definition import as_defined, evaluator_of
@@ -46,17 +47,14 @@ def test_gather_elements_of_a_long_axis() -> None:
     assert evaluator_of(model.proto).run(None, feeds)[0].tolist() == [[69, 0, 3]]
 
 
-RANDOM = np.random.default_rng(3)
-
-
 def integers(*shape: int, kind: type = np.uint8) -> Array:
     """All values of the type are possible: kernels that add two products in 16 bits saturate."""
     bounds = np.iinfo(kind)
-    return RANDOM.integers(bounds.min, bounds.max + 1, size=shape).astype(kind)
+    return np.random.default_rng(shape).integers(bounds.min, bounds.max + 1, size=shape).astype(kind)
 
 
 def scales(*shape: int) -> Array:
-    return RANDOM.uniform(0.001, 0.004, shape).astype(np.float32)
+    return np.random.default_rng(shape).uniform(0.001, 0.004, shape).astype(np.float32)
 
 
 def one_node(
@@ -115,8 +113,8 @@ def test_qlinear_matmul(kind: type, per_column: bool) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_of_the_runtime_with_float_results(bias: bool) -> None:
-    a, b = RANDOM.normal(size=(6, 32)).astype(np.float32), integers(32, 5, kind=np.int8)
-    right, c = (b.astype(np.float64) - 2) * 0.01, RANDOM.normal(size=5).astype(np.float32) * bias
+    a, b = normal(6, 32), integers(32, 5, kind=np.int8)
+    right, c = (b.astype(np.float64) - 2) * 0.01, normal(5) * bias
     last: dict[str, object] = {"c": c} if bias else {}
     scale, zero = {"bs": np.float32(0.01)}, {"bz": np.int8(2)}
     model = one_node(
@@ -154,7 +152,8 @@ def test_qgemm(turned: bool, rescaled: bool) -> None:
 def test_recurrences_have_unsigned_weights(kind: type) -> None:
     """With small weights nothing saturates, so that the model with int8 weights computes the same."""
     offset = 0 if kind is np.int8 else 128
-    small = {n: RANDOM.integers(-30, 30, size=s) for n, s in (("w", (2, 6, 20)), ("r", (2, 5, 20)))}
+    random = np.random.default_rng(3)
+    small = {n: random.integers(-30, 30, size=s) for n, s in (("w", (2, 6, 20)), ("r", (2, 5, 20)))}
     constants: dict[str, object] = {name: (values + offset).astype(kind) for name, values in small.items()}
     constants |= {name: np.full(2, 0.02, np.float32) for name in ("ws", "rs")}
     constants |= {name: np.full(2, offset, kind) for name in ("wz", "rz")}
@@ -163,7 +162,7 @@ def test_recurrences_have_unsigned_weights(kind: type) -> None:
         direction = "bidirectional", hidden_size = 5>(a, w, r, , , , , , ws, wz, rs, rz) }""",
         **constants,
     )
-    a = RANDOM.normal(size=(7, 2, 6)).astype(np.float32)
+    a = normal(7, 2, 6)
     np.testing.assert_array_equal(defined(model, a), outputs_of(model, {"a": a})[0])
     found = Model(as_defined(model))
     (lstm,) = (node for node in found.nodes if node.op_type == "DynamicQuantizeLSTM")

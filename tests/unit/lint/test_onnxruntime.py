@@ -9,12 +9,10 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import trt_corpus
 from onnx.reference import ReferenceEvaluator
-from onnx_text import outputs_of
+from onnx_text import kernels_of, outputs_of
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from packaging.version import Version
 from random_models import random_inputs, runs
@@ -37,16 +35,6 @@ BIASED = QX + DW + DB + "c = Conv<pads = [1, 1, 1, 1]>(a, v, d) " + two("o", "c"
 
 def ids(model: Model) -> set[str]:
     return {finding.id for finding in lint_model(model, "onnxruntime-cpu")}
-
-
-def kernels(model: Model, folder: Path) -> list[str]:
-    """The kernels of the optimized model."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    content = model.proto.SerializeToString()
-    onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
 
 
 def right(model: Model) -> bool:
@@ -200,21 +188,21 @@ def test_models_of_slow_findings_lack_the_integer_kernel_or_have_an_additional_o
     cases, kernel = SLOW[name]
     for case, broken in zip(cases, (True, False), strict=True):
         assert (name[:6] in ids(made(case))) == broken
-        is_run = kernel.removeprefix("+") in kernels(made(case), tmp_path)
+        is_run = kernel.removeprefix("+") in kernels_of(made(case), tmp_path)
         assert is_run == (broken == kernel.startswith("+"))
 
 
 @pytest.mark.parametrize(("outputs", "is_fused"), [("y", True), ("y, p", False)])
 def test_a_product_that_is_itself_an_output_stays_apart_from_its_bias(outputs, is_fused, tmp_path) -> None:
     model = parse(ROWS, outputs, QX + DM + "p = MatMul(a, v)  y = Add(p, b)", b=np.ones(16, F32))
-    assert ("ORT024" in ids(model)) == ("Gemm" in kernels(model, tmp_path)) == is_fused
+    assert ("ORT024" in ids(model)) == ("Gemm" in kernels_of(model, tmp_path)) == is_fused
 
 
 def test_models_that_compute_in_float16_have_casts(tmp_path: Path) -> None:
     half = parse("float16[4,16] x", "y", "h = Exp(x)  y = Cast<to = 1>(h)")
     (finding,) = lint_model(half, "onnxruntime-cpu")
     assert (finding.id, finding.severity) == ("ORT030", "note")
-    assert "Cast" in kernels(half, tmp_path)
+    assert "Cast" in kernels_of(half, tmp_path)
     assert not ids(parse("float16[4,16] x", "y", "c = Cast<to = 1>(x)  y = Exp(c)"))
 
 
@@ -224,7 +212,7 @@ def test_all_outputs_of_a_split_need_the_scale_of_its_input(tmp_path: Path) -> N
     for scale in ("s2", "s"):
         model = parse(IMAGE, "y", split + two("e", "r", scale) + "c = Concat<axis = 1>(o, e) y = Neg(c)")
         assert ("ORT026" in ids(model)) == (scale == "s2")
-        count[scale] = kernels(model, tmp_path).count("DequantizeLinear")
+        count[scale] = kernels_of(model, tmp_path).count("DequantizeLinear")
     assert count["s2"] > count["s"]
 
 
@@ -241,7 +229,7 @@ def test_the_finding_names_why_a_convolution_outputs_float(behind: str, word: st
     model = parse(IMAGE, "y", CONV + behind)
     (found,) = [finding for finding in lint_model(model, "onnxruntime-cpu") if finding.id == "ORT020"]
     assert word in found.message
-    assert "QLinearConv" not in kernels(model, tmp_path)
+    assert "QLinearConv" not in kernels_of(model, tmp_path)
 
 
 def test_saturation_is_reported_once_and_only_for_8_bits() -> None:
@@ -326,7 +314,7 @@ def test_layout_operators_between_a_dq_and_its_operator_are_judged_as_the_runtim
     model = parse(inputs, "y", QX + text + END, **(BIASES | constants | changed))
     found = ids(model) & {"ORT001", "ORT018", "ORT023", "ORT031"}
     assert found == ({finding} if finding else set())
-    fused = kernels(model, tmp_path)
+    fused = kernels_of(model, tmp_path)
     is_float = bool({"Conv", "Gemm", "MatMul", "FusedConv", "FusedGemm"}.intersection(fused))
     assert is_float == (finding not in ("", "ORT001"))
 
@@ -354,7 +342,7 @@ def test_a_weight_alone_is_slow_where_no_kernel_reads_its_integers(name: str, tm
     more = {"zc": np.zeros(16, np.int8), "m1": np.ones((1, 16, 16), np.int8)}
     model = parse(ROWS, "y", text, **constants, **more)
     assert ("ORT023" in ids(model)) == is_slow
-    assert ("DequantizeLinear" in kernels(model, tmp_path)) == is_slow
+    assert ("DequantizeLinear" in kernels_of(model, tmp_path)) == is_slow
 
 
 def dynamic(largest: int = 60, *, scales: str = "scale_a scale_b", read: str = "yb") -> Model:
@@ -383,7 +371,7 @@ def dynamic(largest: int = 60, *, scales: str = "scale_a scale_b", read: str = "
 )
 def test_a_dynamic_product_that_is_not_fused_is_slow(model, findings, tmp_path) -> None:
     assert ids(model) & {"ORT013", "ORT015"} == findings
-    assert ("MatMulInteger" in kernels(model, tmp_path)) == ("ORT015" in findings)
+    assert ("MatMulInteger" in kernels_of(model, tmp_path)) == ("ORT015" in findings)
 
 
 def test_a_dynamic_convolution_is_not_fused(models: Path, tmp_path: Path) -> None:
@@ -393,7 +381,7 @@ def test_a_dynamic_convolution_is_not_fused(models: Path, tmp_path: Path) -> Non
     assert [f.node for f in lint_model(model, "onnxruntime-cpu") if f.id == "ORT016"] == [
         node.name for node in model.nodes if node.op_type == "ConvInteger"
     ]
-    assert {"ConvInteger", "Cast", "Mul", "Add", "Relu"} <= {*kernels(model, tmp_path)}
+    assert {"ConvInteger", "Cast", "Mul", "Add", "Relu"} <= {*kernels_of(model, tmp_path)}
     assert "ORT016" not in ids(Model(strip_qdq(model).proto))
 
 

@@ -15,8 +15,6 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.qdq.lint import lint_model
 
-RANDOM = np.random.default_rng(0)
-
 
 def ids(proto: onnx.ModelProto) -> set[str]:
     return {finding.id for finding in lint_model(Model(proto), "openvino-cpu")}
@@ -35,7 +33,7 @@ def with_constant(
     data = (1, 8, 6, 6) if len(shape) != 2 else (4, 32)
     x = g.input(data)
     x = g.pair(conv(g, x) if behind == "Conv" else g.node(behind, x))
-    constant = g.pair(g.const(RANDOM.random(shape), np.float32))
+    constant = g.pair(g.const(g.random.random(shape), np.float32))
     return g.model(g.pair(g.node(op, *((constant, x) if first else (x, constant)))))
 
 
@@ -62,7 +60,7 @@ def convolution(
     """A Conv of quantized data; with ``bare`` its weight is float."""
     g = Graph()
     x = g.input(IMAGE, dtype=data, zero=100)
-    values = RANDOM.integers(0, 60, (8, 8, 3, 3))
+    values = g.random.integers(0, 60, (8, 8, 3, 3))
     if bare:
         return g.model(g.node("Conv", x, g.const(values, np.float32)))
     numbers = g.const(np.full(8, 0.01), np.float32), g.const(np.full(8, zero), stored)

@@ -237,8 +237,6 @@ def test_where_classes_lie(shape: tuple[int, ...], top: TopK, axis: int | None) 
 
 # ---- the worst slice of an output: against a plain computation, and where none is to be reported ----
 
-RANDOM = np.random.default_rng(5)
-
 
 def in_steps(values: np.ndarray, step: float) -> np.ndarray:
     return (np.rint(values / step) * step).astype(np.float32)
@@ -300,17 +298,18 @@ def test_the_worst_slice_is_that_of_a_plain_computation(
 
 def no_alarm() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Outputs in which a slice has no SQNR, and nothing is wrong."""
-    ordinary = RANDOM.normal(size=(1, 8, 32, 32)).astype(np.float32)
+    random = np.random.default_rng(5)
+    ordinary = random.normal(size=(1, 8, 32, 32)).astype(np.float32)
     padded = ordinary.copy()
     padded[:, 6:] = 0
     off = ordinary.copy()
     off[:, 3] *= 1e-5
-    logits = 12 * np.eye(8, dtype=np.float32)[RANDOM.integers(0, 6, size=(32, 32))].transpose(2, 0, 1)[None]
+    logits = 12 * np.eye(8, dtype=np.float32)[random.integers(0, 6, size=(32, 32))].transpose(2, 0, 1)[None]
     powers = np.exp(logits)
     classes = powers / powers.sum(axis=1, keepdims=True)  # classes 6 and 7 never occur
-    anchors = RANDOM.normal(size=(16, 4420, 2)).astype(np.float32)
+    anchors = random.normal(size=(16, 4420, 2)).astype(np.float32)
     anchors[:, 3476] *= np.float32(0.01)  # of a face detector: one place where nothing ever was
-    noisy = RANDOM.normal(size=ordinary.shape) * 0.01
+    noisy = random.normal(size=ordinary.shape) * 0.01
     found = {"padded channels": padded, "a channel that is off": off}
     pairs = {name: (values, (values + noisy).astype(np.float32)) for name, values in found.items()}
     return {

@@ -181,7 +181,9 @@ def test_marks_of_any_front_are_within_the_image(points: list[tuple[float, float
     )
     svg = front_chart(replace(search, front=front, trials=(), accuracy=None))
     size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
-    for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
+    marks = re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg)
+    assert len(marks) >= 2 * len(points)
+    for name, value in marks:
         assert 0 <= float(value) <= float(size[1 if "x" in name else 2]), name
 
 

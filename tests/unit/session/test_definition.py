@@ -18,6 +18,7 @@ from refused_models import (
     pair_that_no_build_takes,
 )
 from stand_ins import Doubling
+from written_cases import normal
 
 from qdqspec._core import hooks
 from qdqspec.app.cli import main
@@ -33,13 +34,11 @@ from qdqspec.qdq.lint.rules import named_node
 from qdqspec.testing.backends import small_model
 from qdqspec.types import DefinitionEvidence, Finding
 
-RANDOM = np.random.default_rng(11)
-
 
 @pytest.fixture
 def integer_input(tmp_path: Path) -> Path:
     """A model that ONNX Runtime 1.32 computes otherwise when it optimizes it, with data."""
-    values = RANDOM.integers(-2000, 2000, size=(8, 4, 16, 16)).astype(np.int32)
+    values = np.random.default_rng(11).integers(-2000, 2000, size=(8, 4, 16, 16)).astype(np.int32)
     np.savez(tmp_path / "data.npz", x=values)
     return integers_with_other_values(tmp_path / "integer_input.onnx")
 
@@ -48,13 +47,13 @@ def compared(
     folder: Path, text: str, runtime: OnnxRuntime, **constants: np.ndarray
 ) -> DefinitionEvidence | None:
     model = load_model(saved(folder / "model.onnx", text, opset=17, ir_version=8, **constants))
-    feeds = [{"x": RANDOM.normal(size=(2, 16)).astype(np.float32)} for _ in range(8)]
+    feeds = [{"x": normal(2, 16, seed=number)} for number in range(8)]
     return compared_with_definition(model, feeds, runtime, BuildOptions())
 
 
 def test_a_run_that_differs_from_the_definition_is_found(tmp_path: Path) -> None:
     """Random outputs are not compared, nor those that are zero by definition: rounding has no size to compare with."""
-    weight = {"w": RANDOM.normal(size=(16, 8)).astype(np.float32)}
+    weight = {"w": normal(16, 8)}
     linear = "g (float[2,16] x) => (float[2,8] y) { y = MatMul(x, w) }"
     assert compared(tmp_path, linear, OnnxRuntime(), **weight).holds
     found = compared(tmp_path, linear, Doubling(), **weight)
@@ -93,7 +92,7 @@ def test_tuning_verify_and_lint_judge_by_the_definition(
 
 def test_the_errors_of_integer_operators_are_the_runtime_s(session: Session, tmp_path: Path) -> None:
     """The split into quantization and runtime takes the values that ONNX defines for QLinearConv."""
-    weight = np.clip(np.rint(RANDOM.normal(size=(8, 8, 3, 3)) * 60), -127, 127).astype(np.int8)
+    weight = np.clip(np.rint(normal(8, 8, 3, 3, deviation=60)), -127, 127).astype(np.int8)
     text = "g (float[1,8,8,8] x) => (float[1,8,6,6] y) {{ {} }}"
     floats = weight.astype(np.float32) * np.float32(0.002)
     plain = saved(tmp_path / "float.onnx", text.format("y = Conv(x, w)"), w=floats)
@@ -102,7 +101,7 @@ def test_the_errors_of_integer_operators_are_the_runtime_s(session: Session, tmp
     constants = {"xs": np.float32(8 / 255), "xz": np.uint8(0), "ys": np.float32(0.04), "yz": np.uint8(128)}
     constants |= {"w": weight, "ws": np.full(8, 0.002, np.float32), "wz": np.zeros(8, np.int8)}
     quantized = saved(tmp_path / "quantized.onnx", text.format(nodes), **constants)
-    np.savez(tmp_path / "data.npz", x=np.abs(RANDOM.normal(size=(8, 8, 8, 8))).astype(np.float32)[:, None])
+    np.savez(tmp_path / "data.npz", x=np.abs(normal(8, 1, 8, 8, 8)))
     case = session.case(plain, {"evaluation": tmp_path / "data.npz"})
     parity = session.work(case).parity_with(quantized)
     (quantization,) = parity.quantization

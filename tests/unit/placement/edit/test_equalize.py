@@ -21,6 +21,7 @@ from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.session import Session
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.protos import copied
 from qdqspec.graph.storage import save_model
 from qdqspec.qdq.chains import EQUALIZED, branched, find_chains
 from qdqspec.qdq.diff import diff_models
@@ -37,8 +38,7 @@ EXPONENTS = (3, -2, 0, 1)
 
 def changed(model: Model, change: object) -> Model:
     """A copy of the model after ``change`` of its message."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     change(proto)  # type: ignore[operator]
     return Model(proto)
 
@@ -416,8 +416,7 @@ def test_a_search_from_a_quantized_model_inserts_products_if_that_has_them(
 
 
 def test_a_model_whose_product_another_tool_removed_keeps_its_weights(work: Prepared) -> None:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(work.folded.proto)
+    proto = copied(work.folded.proto)
     factors = next(one for one in proto.graph.initializer if one.name == "t0_factors")
     factors.name = "renamed"
     node = next(node for node in proto.graph.node if node.name == "t0_scaled")

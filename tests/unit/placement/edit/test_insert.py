@@ -163,6 +163,16 @@ def test_the_pair_produces_the_output_and_the_tensor_of_the_node_is_renamed() ->
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
 
 
+def test_a_pair_reads_the_renamed_tensor_of_an_output_whatever_was_made_before() -> None:
+    """Of two candidates with the same pair, only the second one has a pair for the output."""
+    model = conv_model(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
+    reader, output = site("t", ("b", 0)), site("t", OUTPUT, fmt="int8")
+    inserter = Inserter(model, Quantizer(model, ranges_for(model)))
+    inserter.insert(Placement(sites=frozenset({reader})))
+    both = inserter.insert(Placement(sites=frozenset({reader, output})))
+    assert both.proto == inserted(model, reader, output).proto
+
+
 def test_strip_keeps_an_output_type_that_value_info_repeats() -> None:
     model = conv_model()
     model.proto.graph.value_info.extend(model.proto.graph.output)

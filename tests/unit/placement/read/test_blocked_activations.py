@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_text import parsed
+from written_cases import normal
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.definition import evaluator_of
@@ -19,7 +20,6 @@ from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.qdq.strip import strip_qdq
 from qdqspec.types import Consumer, QuantizeRules, Site
 
-RANDOM = np.random.default_rng(0)
 BOTH = ("in+out", "in-only")
 
 
@@ -31,13 +31,9 @@ def model_of(text: str, **constants: np.ndarray) -> Model:
     return Model(model.proto)
 
 
-def floats(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
-
-
 def exported(name: str) -> Model:
     """A linear layer as NVIDIA's Model-Optimizer exports it: blocks along the last axis, then a Transpose."""
-    weight = RANDOM.normal(size=(8, 64))
+    weight = normal(8, 64)
     if name == "nvfp4":
         pairs = """
           w_scale = DequantizeLinear(w_f8_scale, w_f32_scale)
@@ -81,7 +77,7 @@ def test_pairs_of_model_optimizer_are_imported_and_stripped(name: str, worth: fl
     assert [opset.domain for opset in stripped.opset_import] == [""]
     text = diff_models(model, Model(stripped)).text()
     assert name == "mxfp8" or "float4e2m1 in blocks of 16, scales found at run time, times 0.002" in text
-    feeds = {"x": floats(2, 3, 64)}
+    feeds = {"x": normal(2, 3, 64)}
     (float_y,), (narrow_y,) = (evaluator_of(m).run(None, feeds) for m in (stripped, model.proto))
     error = np.linalg.norm(narrow_y - float_y) / np.linalg.norm(float_y)
     assert 0 < error < {"nvfp4": 0.15, "mxfp8": 0.04}[name]
@@ -161,7 +157,7 @@ def space_of(model: Model, name: str) -> SchemeSpace:
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
 def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
-    model = model_of("(float[2,3,64] x) => (float[2,3,8] y) { y = MatMul(x, w) }", w=floats(64, 8))
+    model = model_of("(float[2,3,64] x) => (float[2,3,8] y) { y = MatMul(x, w) }", w=normal(64, 8))
     space = space_of(model, name)
     assert [unit.labels for unit in space.units] == [("fp", "in-only")]
     sites = {site.tensor: site for site in space.resolve(space.everything()).sites}
@@ -179,4 +175,4 @@ def test_a_linear_layer_is_offered_with_both_sides_in_blocks(name: str) -> None:
     ],
 )
 def test_layers_that_do_not_fit_blocks_are_not_offered(text: str) -> None:
-    assert space_of(model_of(text, w=floats(64, 8)), "nvfp4").units == ()
+    assert space_of(model_of(text, w=normal(64, 8)), "nvfp4").units == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from changed_models import renamed
 from hypothesis import given, strategies as st
 from onnx import helper
 from onnx_text import parsed
@@ -15,7 +16,6 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.protos import rename_tensors
 from qdqspec.graph.regions.search import find_regions
 from qdqspec.qdq.match import Matcher, positions
 from qdqspec.qdq.region_schemes import (
@@ -90,25 +90,6 @@ def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
     assert len(labels) == len(space.units) - 1
 
 
-def renamed(model: Model) -> Model:
-    """The model with every node and every inner tensor renamed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    kept = {*model.inputs, *model.outputs, ""}
-    new = {}
-
-    def name(old: str) -> str:
-        return old if old in kept else new.setdefault(old, f"t{len(new)}")
-
-    for tensor in proto.graph.initializer:
-        tensor.name = name(tensor.name)
-    for index, node in enumerate(proto.graph.node):
-        rename_tensors(node, name)
-        node.name = f"n{index}"
-    del proto.graph.value_info[:]
-    return Model(proto)
-
-
 def sites_of(model: Model) -> list[Site]:
     """One site for each activation that a node reads, and for each weight."""
     return [
@@ -126,7 +107,7 @@ def sites_of(model: Model) -> list[Site]:
 @pytest.mark.parametrize("name", ["digits_resnet", "ultraface_rfb320", "squeezenet10"])
 def test_every_site_of_a_renamed_model_is_found_by_position(name: str, models: Path) -> None:
     model = load_model(models / f"{name}.onnx")
-    other = renamed(model)
+    other = Model(renamed(model.proto))
     matcher = Matcher(other, positions(model))
     for site in (s for s in sites_of(model) if model.elem_type(s.tensor) == onnx.TensorProto.FLOAT):
         (found,) = matcher.find(site)[0]
@@ -149,8 +130,7 @@ def test_a_node_of_the_same_name_and_another_operator_does_not_match(models: Pat
     model = load_model(models / "digits_resnet.onnx")
     site = next(site for site in sites_of(model) if site.weight)
     (end,) = site.consumers
-    proto = onnx.ModelProto()
-    proto.CopyFrom(renamed(model).proto)
+    proto = renamed(model.proto)
     proto.graph.node[-1].name = end.node
     (found,) = Matcher(Model(proto), positions(model)).find(site)[0]
     assert found.consumers == (Consumer(f"n{model.by_name[end.node].index}", end.input),)
