@@ -395,10 +395,8 @@ def _mismatch(reference: Array, tuned: Array | None) -> str:
         return "the tuned model does not give this output"
     if reference.shape != tuned.shape:
         return f"shape {list(tuned.shape)} instead of {list(reference.shape)}"
-    if not np.issubdtype(reference.dtype, np.floating):
+    if not all(np.issubdtype(values.dtype, np.floating) for values in (reference, tuned)):
         return "" if reference.dtype == tuned.dtype else f"type {tuned.dtype} instead of {reference.dtype}"
-    if not np.issubdtype(tuned.dtype, np.floating):
-        return f"type {tuned.dtype} instead of {reference.dtype}"
     odd = ~np.isfinite(reference)
     if not np.isfinite(tuned[~odd]).all():
         return "NaN or infinite values where the reference has none"

@@ -6,9 +6,9 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from qdqspec._core.arrays import Feed
 from qdqspec.accuracy.compare import power_of, sqnr_db as ratio_db
@@ -19,7 +19,6 @@ from qdqspec.graph import Model
 from qdqspec.qdq import Equalization, fit_scheme
 from qdqspec.types import EXACT_DB, Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
-Pairs: TypeAlias = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
 T = TypeVar("T")
 
 
@@ -33,15 +32,18 @@ def rank_pairs(
     factors: Sequence[Equalization] = (),
     most: int | None = None,
     stop: float = math.inf,
+    removed: int = 3,
 ) -> CulpritEvidence:
     """The pairs with the largest error, measured at ``output`` or else at the worst output, and the error of all.
 
     ``most`` is the number of pairs, all for ``None``. Pairs that are not found until the time ``stop`` are left out,
-    which ``missing`` states. Scales and zero points of the pairs belong to the model with ``factors``. Raises
-    `BackendError` or `RehearsalRefusedError` if the runtime does not compute the model.
+    which ``missing`` states. For each of the first ``removed`` pairs one more measurement gives the SQNR of the model
+    in which the readers of this pair and of all pairs before it read floats. Scales and zero points of the pairs belong
+    to the model with ``factors``. Raises `BackendError` or `RehearsalRefusedError` if the runtime does not compute the
+    model.
     """
     fitted = fit_scheme(model, pairs, factors=factors)
-    sites, groups = fitted.placement.sites, fitted.groups
+    sites, groups = fitted.placement.sites, fitted.groups  # a pair and its dependents: a weight with its bias
     with Rehearsal(
         fitted.model, sites, fitted.numbers, tuple, runtime, floating=fitted.floating
     ) as rehearsal:
@@ -57,15 +59,26 @@ def rank_pairs(
         def sqnr_db(some: Iterable[Site]) -> float:
             return evaluator.by_output(engine(some)).get(measured, EXACT_DB)
 
-        def power(some: Iterable[Pairs]) -> float:
+        def power(some: Iterable[tuple[Site, ...]]) -> float:
             return power_of(sqnr_db(site for pair in some for site in pair))
 
         found, rest = noisiest(groups, power, most, stop)
         whole = math.fsum(alone for _, alone in found) + rest
-        culprits = tuple(_measure_culprits(found, whole, sites, sqnr_db))
+        culprits = list[Culprit]()
+        without: set[str] = set()  # nodes; the empty name represents graph outputs
+        for pair, alone in found:
+            without.update(end.node for end in pair[0].consumers)
+            without_db = None
+            if len(culprits) < removed:
+                left = {
+                    site: tuple(end for end in site.consumers if end.node not in without) for site in sites
+                }
+                without_db = sqnr_db(replace(site, consumers=ends) for site, ends in left.items() if ends)
+            alone_db, share = min(ratio_db(1.0, alone), EXACT_DB), alone / whole if whole else 0.0
+            culprits.append(Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db))
     return CulpritEvidence(
         output=measured,
-        pairs=culprits,
+        pairs=tuple(culprits),
         total=len(groups),
         rest=rest / whole if whole else 0.0,
         together_db=together.get(measured, EXACT_DB),
@@ -103,26 +116,3 @@ def noisiest(
             if len(found) == most or time.monotonic() > stop:
                 break
     return found, math.fsum(-negative for negative, *_ in groups)
-
-
-def _measure_culprits(
-    found: Sequence[tuple[Pairs, float]],
-    whole: float,
-    sites: frozenset[Site],
-    sqnr_db: Callable[[Iterable[Site]], float],
-    removed: int = 3,
-) -> Iterator[Culprit]:
-    """The pairs, with their share of the ``whole`` noise.
-
-    For each of the first ``removed`` pairs one more measurement gives the SQNR of the model in which the readers of
-    this pair and of all pairs before it read floats.
-    """
-    without: set[str] = set()  # nodes; the empty name represents graph outputs
-    for number, (pair, power) in enumerate(found):
-        alone_db, share = min(ratio_db(1.0, power), EXACT_DB), power / whole if whole else 0.0
-        without.update(end.node for end in pair[0].consumers)
-        without_db = None
-        if number < removed:
-            left = {site: tuple(end for end in site.consumers if end.node not in without) for site in sites}
-            without_db = sqnr_db(replace(site, consumers=ends) for site, ends in left.items() if ends)
-        yield Culprit(site=pair[0], alone_db=alone_db, share=share, without_db=without_db)

@@ -42,13 +42,13 @@ class InputSpec:
     def takes(self, sample: Shape) -> bool:
         """Whether a sample, with or without the first axis, may be an input of this case."""
         first = 1 if self.is_stacked(sample) else 0
-        return sample == self.shape[first:] or any(
+        return any(
             len(sample) == len(span.min) - first
             and all(
                 low <= size <= high
                 for low, size, high in zip(span.min[first:], sample, span.max[first:], strict=True)
             )
-            for span in self.ranges
+            for span in (InputShape.of(self.shape), *self.ranges)
         )
 
 

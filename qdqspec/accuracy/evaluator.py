@@ -29,11 +29,9 @@ class Runs(Protocol):
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        ...
 
     def close(self) -> None:
         """Stop it."""
-        ...
 
 
 def outputs_of(engine: Runs, feeds: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
@@ -214,19 +212,11 @@ class Offset:
         offsets = [found - own for own, found in near] + [0.0] * (self.prior or not near)
         return float(np.median(offsets))
 
-    def is_of(self, placement: Placement) -> bool:
-        """Whether both SQNRs of a placement are known."""
-        return placement in self.known
-
-    @property
-    def most_db(self) -> float:
-        """The largest offset of a placement, without its sign; infinite while none is known."""
-        return max((abs(found - own) for own, found in self.known.values()), default=math.inf)
-
     @property
     def is_small(self) -> bool:
         """Whether offsets are known and all small."""
-        return self.most_db <= self.small_db
+        offsets = (abs(found - own) for own, found in self.known.values())
+        return max(offsets, default=math.inf) <= self.small_db
 
     @property
     def doubt_db(self) -> float:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -235,16 +235,6 @@ def _bits(bit: Bit, count: int) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSearch:
-    """The number of inputs tried, the smallest that broke something, and whether time ended before all were tried."""
-
-    tried: int
-    seconds: float
-    smallest: Drawn | None
-    late: bool
-
-
 class _BrokenError(Exception):
     """An input that breaks something: the failure that Hypothesis shrinks."""
 
@@ -261,10 +251,11 @@ def search_inputs(
     seconds: float,
     seed_number: int,
     clock: Callable[[], float] = time.monotonic,
-) -> InputSearch:
+) -> tuple[ParitySearch, Drawn | None]:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
-    ``attempt`` returns ``None`` for an invalid input. One seed gives the same inputs.
+    ``attempt`` returns ``None`` for an invalid input. One seed gives the same inputs. Returned is also the smallest
+    input that breaks something.
     """
     started, is_late = clock(), False
     answers: dict[tuple[object, ...], InputResult | None] = {}
@@ -308,7 +299,8 @@ def search_inputs(
     with suppress(_BrokenError, _Late, Unsatisfiable):
         try_input()
     tried = sum(answer is not None for answer in answers.values())
-    return InputSearch(tried=tried, seconds=clock() - started, smallest=smallest, late=is_late)
+    missing = "" if tried else "the float model runs on none of the inputs"
+    return ParitySearch(tried=tried, seconds=clock() - started, late=is_late, missing=missing), smallest
 
 
 def search_input(
@@ -328,29 +320,23 @@ def search_input(
     typical = typical_of(models.reference(start) for start in starts)
     prober = Prober(models, request.limits, typical)
     limits = request.seconds, seconds_left()
-    found = search_inputs(
+    search, smallest = search_inputs(
         drawn_inputs(domains, starts),
         lambda drawn: prober.attempt(_feeds(drawn)),
         examples=request.examples,
         seconds=min(limit for limit in limits if limit is not None),
         seed_number=seed_number,
     )
-    search = ParitySearch(
-        tried=found.tried,
-        seconds=found.seconds,
-        late=found.late,
-        closest_db=prober.closest_db,
-        missing="" if found.tried else "the float model runs on none of the inputs",
-    )
-    if found.smallest is None:
+    search = replace(search, closest_db=prober.closest_db)
+    if smallest is None:
         return search, None
-    feeds = _feeds(found.smallest)
+    feeds = _feeds(smallest)
     inputs = tuple(
         TriedInput(
             name=domain.name,
             dtype=str(domain.dtype),
             shape=feeds[domain.name].shape,
-            words=found.smallest[domain.name].words,
+            words=smallest[domain.name].words,
             low=bounds.low,
             high=bounds.high,
             known_low=domain.known.low,

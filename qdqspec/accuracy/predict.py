@@ -250,7 +250,7 @@ class RehearsalOracle:
         expected = [
             self._expected(placement, db)
             for placement, db in self._known.items()
-            if db is not None and not self.built.is_of(placement)
+            if db is not None and placement not in self.built.known
         ]
         least_db = self.least_db
         below = [] if least_db is None else [sqnr_db for sqnr_db in expected if sqnr_db < least_db]

@@ -62,41 +62,41 @@ class InputResult(NamedTuple):
     noise: float
 
 
+@dataclass(slots=True)
 class Prober:
     """Runs single inputs against ``limits``; ``closest_db`` is the smallest SQNR that broke none."""
 
-    def __init__(
-        self, models: ModelPair, limits: InputLimits, typical: Mapping[str, Typical] | None = None
-    ) -> None:
-        self.closest_db = math.inf
-        self._models, self._limits, self._typical = models, limits, typical or {}
+    models: ModelPair
+    limits: InputLimits
+    typical: Mapping[str, Typical] = field(default_factory=dict)
+    closest_db: float = math.inf
 
     def attempt(self, feeds: Feed) -> InputResult | None:
         """The limits that an input breaks; ``None`` if the float model has no comparable output for it."""
         try:
-            expected = self._models.reference(feeds)
+            expected = self.models.reference(feeds)
         except BackendError:
             return None
         for name, values in expected.items():  # NaN or infinity in an output that never holds it on the data
-            is_finite = self._typical.get(name, Typical()).finite and np.issubdtype(values.dtype, np.floating)
+            is_finite = self.typical.get(name, Typical()).finite and np.issubdtype(values.dtype, np.floating)
             if is_finite and not np.isfinite(values).all():
                 return None
         try:
-            seen = self._models.tuned(feeds)
+            seen = self.models.tuned(feeds)
         except BackendError as error:
             return InputResult((_stopped(error),), _STOPPED)
         return self.judge(expected, seen)
 
     def judge(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> InputResult:
         """The limits that the outputs for one sample break."""
-        comparison = OutputComparison(typical=self._typical)
+        comparison = OutputComparison(typical=self.typical)
         comparison.add(expected, seen)
         outputs = comparison.results()
-        broken = _broken(self._limits, outputs)
+        broken = _broken(self.limits, outputs)
         if not broken:
             compared = (output.sqnr_db for output in outputs if output.compared)
             self.closest_db = min(self.closest_db, *compared, math.inf)
-        return InputResult(broken, self._limits.error_excess(outputs))
+        return InputResult(broken, self.limits.error_excess(outputs))
 
 
 def _broken(limits: InputLimits | None, outputs: tuple[TensorParity, ...]) -> tuple[str, ...]:
@@ -221,38 +221,26 @@ def _limits(check: dict[str, Any]) -> InputLimits:
 # ---- files for Polygraphy -----------------------------------------------------------------------
 
 
-class PolygraphyFiles(NamedTuple):
-    """An input, the outputs of both models for it, and the options of `polygraphy run` that compare the outputs."""
+def save_for_polygraphy(folder: Path, limits: InputLimits, feed: Feed, outputs: SampleOutputs) -> list[str]:
+    """Write an input and the outputs of both models to files `INPUTS`, `FLOAT` and `TUNED` of a folder.
 
-    inputs: Path
-    float_outputs: Path
-    tuned_outputs: Path
-    options: list[str]
-
-
-def save_for_polygraphy(
-    folder: Path, limits: InputLimits, feed: Feed, outputs: SampleOutputs
-) -> PolygraphyFiles | None:
-    """Write an input and the outputs of both models for it to a folder.
-
-    ``None`` if Polygraphy knows none of the limits, or if outputs have NaN, infinite values or masks, which it does not
-    leave out.
+    Returned are the options of `polygraphy run` that compare the outputs. There are none, and no files, if Polygraphy
+    knows none of the limits, or if outputs have NaN, infinite values or masks, which it does not leave out.
     """
     comparison = OutputComparison()
     comparison.add(outputs.reference, outputs.tuned)
     options = limits.polygraphy_words(comparison.results())
     names = {out.name for out in limits.chosen(comparison.results()) if out.compared or not out.matches}
     if not options or not all(are_values(outputs.reference[name]).all() for name in names):
-        return None
+        return []
     from polygraphy.comparator import RunResults
     from polygraphy.json import save_json
     from polygraphy.logger import G_LOGGER
 
     folder.mkdir(parents=True, exist_ok=True)
-    files = PolygraphyFiles(folder / INPUTS, folder / FLOAT, folder / TUNED, options)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        save_json([dict(feed)], str(files.inputs))
-        for file, arrays in ((files.float_outputs, outputs.reference), (files.tuned_outputs, outputs.tuned)):
+        save_json([dict(feed)], str(folder / INPUTS))
+        for file, arrays in ((folder / FLOAT, outputs.reference), (folder / TUNED, outputs.tuned)):
             results = RunResults()
             # it compares the outputs of the first file, and does not subtract two booleans
             judged = {
@@ -262,4 +250,4 @@ def save_for_polygraphy(
             }
             results.add([judged], runner_name=file.stem)
             results.save(str(file))
-    return files
+    return options

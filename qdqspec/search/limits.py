@@ -217,7 +217,7 @@ class Limits:
         trial = replace(trial, sqnr_db=found)
         self.learn(trial)
         is_near = least is not None and abs(found - least) <= self.near_db
-        if is_near and not self.difference.is_small and not self.difference.is_of(trial.placement):
+        if is_near and not self.difference.is_small and trial.placement not in self.difference.known:
             trial = self._on_all_data(trial, engine)
         return trial
 

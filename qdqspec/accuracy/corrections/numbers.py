@@ -179,8 +179,6 @@ def choose_ranges(problem: Problem, margin: float = 1.125) -> Problem:
 
 def widened(model: Model, ranges: Ranges, factor: float) -> dict[str, TensorRange]:
     """The ranges widened by a factor, without those of inputs and of bounded tensors. Tied tensors have one again."""
-    if factor == 1.0:
-        return dict(ranges)
     found = {
         tensor: span if _is_bounded(model, tensor) else TensorRange(factor * span.low, factor * span.high)
         for tensor, span in ranges.items()

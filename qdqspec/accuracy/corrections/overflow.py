@@ -10,9 +10,8 @@ neighbours. For weights u <= v of a pair with inputs a and b the sum is at most 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeAlias, cast
 
@@ -180,11 +179,11 @@ def observed_limits(
     sites: Sequence[Site],
     feeds: Iterable[Feed],
     observe: Observe,
-    formats: Callable[[str], tuple[str, ...]],
+    formats: Mapping[str, Collection[str]],
 ) -> dict[str, SumLimit]:
     """The limits of the int8 weights among these sites, by weight, for the inputs in a run on each of the feeds.
 
-    Weights whose inputs are not observed are limited by a proof. ``formats`` gives those that a tensor may have.
+    Weights whose inputs are not observed are limited by a proof. ``formats`` are those that a tensor may have.
     """
     layers = find_layers(model, sites)
     sources = list(dict.fromkeys(layer.source for layer in layers.values() if layer.source))
@@ -211,7 +210,7 @@ def observed_limits(
             inputs=InputMaxima(*map(np.concatenate, zip(*runs[weight], strict=True)))
             if runs[weight] and weight not in lost
             else None,
-            formats=formats(layer.source),
+            formats=tuple(sorted(formats.get(layer.source, ()))),
         )
         for weight, layer in layers.items()
     }
@@ -235,18 +234,12 @@ def find_sum_limits(
         for tensor, _ in unit.edges:
             formats.setdefault(tensor, set()).update(own)
     step = max(1, (0 if data is None else len(data)) // samples)
-    find_limits = partial(
-        observed_limits,
-        model,
-        _int8_weights(space),
-        observe=observe,
-        formats=lambda tensor: tuple(sorted(formats.get(tensor, ()))),
-    )
+    sites, feeds = _int8_weights(space), islice(data or (), 0, step * samples, step)
     try:
-        return find_limits(islice(data or (), 0, step * samples, step))
+        return observed_limits(model, sites, feeds, observe, formats)
     except BackendError as error:
         note(f"8-bit weights are used only where they are proved not to overflow: {error.what}")
-        return find_limits(())
+        return observed_limits(model, sites, (), observe, formats)
 
 
 def _int8_weights(space: SchemeSpace) -> list[Site]:

@@ -142,7 +142,7 @@ def limits_of(model: Model, values: Mapping[str, Array], sites: Sequence[Site] =
     def observe(tensors: Sequence[str], feeds: object) -> Iterator[Mapping[str, Array]]:
         yield {name: values[name] for name in tensors if name in values}
 
-    found = observed_limits(model, sites, list[Feed](), observe, lambda _: ("uint8",))
+    found = observed_limits(model, sites, list[Feed](), observe, dict.fromkeys(values, ("uint8",)))
     return found[sites[0].tensor]
 
 

@@ -134,7 +134,6 @@ def test_the_offset_of_a_placement_is_its_own_if_that_is_known() -> None:
     offset.learn(24.0, 25.0, second)
     assert offset.at(24.0) == offset.at(24.0, placement("c")) == pytest.approx(-1.0)
     assert offset.at(30.0, second) == 1.0
-    assert (offset.is_of(second), offset.is_of(placement("c"))) == (True, False)
 
 
 def test_the_deviation_of_an_offset_is_bounded() -> None:

@@ -17,7 +17,6 @@ from qdqspec.accuracy.data import InputSpec
 from qdqspec.accuracy.input_search import (
     Drawn,
     InputDomain,
-    InputSearch,
     Span,
     drawn_inputs,
     input_domains,
@@ -27,7 +26,7 @@ from qdqspec.accuracy.input_search import (
 from qdqspec.accuracy.probes import InputResult
 from qdqspec.errors import SpecError
 from qdqspec.testing.records import params_of
-from qdqspec.types import InputShape, ShapeProfile
+from qdqspec.types import InputShape, ParitySearch, ShapeProfile
 from qdqspec.types.requests import InputRequest
 
 WITHIN = InputResult((), 0.0)
@@ -56,7 +55,7 @@ def values(drawn: Drawn) -> np.ndarray:
 
 def searched(
     attempt, examples: int = 200, seed: int = 0, *, domains=(FLOATS,), samples=SAMPLES, **bounds
-) -> InputSearch:
+) -> tuple[ParitySearch, Drawn | None]:
     bounds = {"seconds": math.inf, **bounds}
     strategy = drawn_inputs(domains, samples)
     return search_inputs(strategy, attempt, examples=examples, seed_number=seed, **bounds)
@@ -123,8 +122,8 @@ def test_the_seed_determines_the_search() -> None:
 
 def test_the_time_limit_ends_the_search() -> None:
     clock = iter(range(10_000))
-    found = searched(lambda drawn: WITHIN, seconds=20, clock=lambda: next(clock))
-    assert (found.late, found.tried, found.smallest) == (True, 20 - 1, None)
+    search, smallest = searched(lambda drawn: WITHIN, seconds=20, clock=lambda: next(clock))
+    assert (search.late, search.tried, smallest) == (True, 20 - 1, None)
 
 
 def test_the_time_limit_ends_the_shrinking_and_keeps_its_result() -> None:
@@ -136,10 +135,10 @@ def test_the_time_limit_ends_the_shrinking_and_keeps_its_result() -> None:
         finds.append(drawn)
         return InputResult(("it breaks",), 1.0)
 
-    found = searched(attempt, seconds=1, clock=lambda: float(len(finds) >= 2))
-    assert found.late
+    search, smallest = searched(attempt, seconds=1, clock=lambda: float(len(finds) >= 2))
+    assert search.late
     assert len(finds) == 2
-    assert any(np.array_equal(values(found.smallest), values(each)) for each in finds)
+    assert any(np.array_equal(values(smallest), values(each)) for each in finds)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,13 +146,15 @@ def test_a_search_in_several_shape_profiles_tries_all_its_inputs(seed: int) -> N
     shapes = ({"batch": (1, 4), "w": (2, 9)}, {"batch": (2, 2), "w": (3, 3)})
     several = tuple(domain(name, "f4", Span(0, 1), Span(-1, 2), *shapes) for name in ("x", "y"))
     samples = ({"x": np.ones((1, 3)), "y": np.zeros((1, 3))},)
-    assert searched(lambda _: WITHIN, 60, seed, domains=several, samples=samples).tried > 50
+    search, _ = searched(lambda _: WITHIN, 60, seed, domains=several, samples=samples)
+    assert search.tried > 50
 
 
 def test_attempts_without_a_result_are_not_counted() -> None:
-    found = searched(lambda drawn: None if values(drawn).any() else WITHIN, examples=20)
-    assert 1 <= found.tried < 10
-    assert searched(lambda drawn: None, examples=20).tried == 0
+    search, _ = searched(lambda drawn: None if values(drawn).any() else WITHIN, examples=20)
+    assert 1 <= search.tried < 10
+    search, _ = searched(lambda drawn: None, examples=20)
+    assert search.tried == 0
 
 
 def test_the_search_prints_nothing_and_writes_no_file(tmp_path: Path) -> None:
@@ -164,10 +165,10 @@ from qdqspec.accuracy.probes import InputResult
 from qdqspec.types import InputShape
 shapes, spans = (InputShape(min=(1,), opt=(1,), max=(4,)),), {'known': Span(0, 1), 'tried': Span(-1, 2)}
 x = InputDomain(name='x', dtype=np.dtype(np.float32), shapes=shapes, axes=('n',), **spans)
-found = search_inputs(drawn_inputs((x,), ()),
+_, smallest = search_inputs(drawn_inputs((x,), ()),
              lambda drawn: InputResult(('broken',) if 2 in drawn['x'].values else (), 0.0),
              examples=100, seconds=60, seed_number=3)
-assert found.smallest is not None
+assert smallest is not None
 """
     (tmp_path / "local_module.py").write_text("VALUES = (123456, 0.8125, 'a constant that could be drawn')\n")
     (tmp_path / "run.py").write_text(code)
