@@ -52,8 +52,23 @@ class ModelError(QdqspecError):
     """An ONNX model cannot be read, is invalid, or lacks its external data."""
 
 
+IN_MEMORY = ".in-memory"  # a folder of data given in memory: of a folder for each argument or loader
+
+
 class DataError(QdqspecError):
-    """Calibration or evaluation data is missing, of the wrong shape, or holds NaN."""
+    """Calibration or evaluation data is missing, of the wrong shape, or holds NaN.
+
+    Of data given in memory, ``where`` is its argument or loader and the feed, not a temporary file.
+    """
+
+    def __init__(self, what: str, *, where: Path | str | None = None, cure: str | None = None) -> None:
+        parts = Path(where or "").parts
+        if IN_MEMORY in parts:
+            name, *files = parts[parts.index(IN_MEMORY) + 1 :]
+            numbers = [Path(file).stem for file in files]
+            where = f"data '{name}'" + "".join(f", feed {int(n)}" for n in numbers if n.isdecimal())
+            cure = cure and cure.replace(f"arrays: {parts[-1]}", f"loader: {name}")
+        super().__init__(what, where=where, cure=cure)
 
 
 class PlacementError(QdqspecError):

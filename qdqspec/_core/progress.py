@@ -61,11 +61,6 @@ class Deadline:
             return f"its limit of {seconds_text(self.seconds)}"
         return "the time limit of the run" if self.run_left() == 0 else ""
 
-    def share(self, part: float, otherwise: float) -> float:
-        """Seconds for a step: a ``part`` of the limit, or ``otherwise`` without a limit; at most what is left."""
-        wanted = otherwise if self.seconds is None else part * self.seconds
-        return wanted if self.left is None else min(wanted, self.left)
-
     def allows(self, seconds: float, *, times: float = 1.0) -> bool:
         """Whether a step of ``seconds`` ends before ``times`` the time limit of the case."""
         return self.seconds is None or self.spent + seconds <= times * self.seconds

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
 from qdqspec.app.evidence.parity import MOST
+from qdqspec.app.evidence.timing import time_tuned
 from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.report.compare import Comparison, compare_runs
 from qdqspec.app.report.record import read_record
@@ -17,6 +18,7 @@ from qdqspec.app.report.write import write_reports, write_results
 from qdqspec.app.session import Session
 from qdqspec.app.session.result import Result
 from qdqspec.checks import needs_of
+from qdqspec.errors import BackendError
 from qdqspec.graph import Model, load_model
 from qdqspec.graph.regions import find_regions as regions_of
 from qdqspec.spec import AskedWithStrategy, GivenModel, PathLike
@@ -80,7 +82,11 @@ def measure(
     with Session(mode="measure", **here) as session:
         if tuned is None:
             return session.tune(model, **rest).latency
-        return session.time_model(session.case(model, rest), _path(cast("PathLike", session.file(tuned))))
+        path = _path(cast("PathLike", session.file(tuned)))
+        measured = time_tuned(session.work(session.case(model, rest)).prepared, path)
+        if "tuned" not in measured.samples:
+            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=path)
+        return measured
 
 
 @overload
@@ -103,7 +109,7 @@ def verify(
     with Session(mode="verify", **here) as session:
         case = session.case(model, rest)
         if tuned is not None:
-            return session.compare_outputs(case, _path(cast("PathLike", session.file(tuned))))
+            return session.work(case).parity_with(_path(cast("PathLike", session.file(tuned))))
         for check in case.checks:
             if not needs_of(check) & _TIMED:
                 session.judge(case, check)

@@ -9,8 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -20,14 +19,13 @@ import numpy as np
 from qdqspec._core import registry
 from qdqspec._core.files import TemporaryFolder, write_whole
 from qdqspec.accuracy import LABELS, npz_bytes
-from qdqspec.errors import DataError, QdqspecError
+from qdqspec.errors import IN_MEMORY, DataError, QdqspecError
 from qdqspec.types import Case, Data, Inputs, Loader
 
 if TYPE_CHECKING:
     import onnx
 
 _DATA = ("calibration", "evaluation")  # arguments
-_WHOLE = "0.npz"  # the file of arrays that hold all samples
 _FORMS = (
     "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample or "
     "batch"
@@ -63,12 +61,15 @@ class GivenFiles:
         return self._models[name]
 
     def data(self, given: InMemory, name: str) -> Path:
-        """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes."""
-        folder = self._new() / name
-        folder.mkdir()
+        """A folder of .npz files: one for arrays of samples, one a feed for feeds and for samples of several shapes.
+
+        Errors of the data have ``name`` and the number of the feed: see `DataError`.
+        """
+        folder = self._new() / IN_MEMORY / name
+        folder.mkdir(parents=True)
         if isinstance(given, Mapping):
             try:
-                write_whole(folder / _WHOLE, npz_bytes(_arrays(given, name)), what="the data")
+                write_whole(folder / "samples.npz", npz_bytes(_arrays(given, name)), what="the data")
                 return folder
             except DataError:  # lists of samples of several shapes are no arrays
                 if not all(isinstance(value, Sized) for value in given.values()):
@@ -140,20 +141,6 @@ class GivenFiles:
             if not isinstance(value, str | os.PathLike):
                 found[word] = self.data(value, word)
         return found
-
-    @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """Errors of data in these files name the loader or argument and the feed instead of a temporary file."""
-        try:
-            yield
-        except DataError as error:
-            path = Path(error.where or "")
-            if self._folder is None or not path.is_relative_to(self._folder.path):
-                raise
-            _, name, *file = path.relative_to(self._folder.path).parts
-            feed = f", feed {int(Path(file[0]).stem)}" if file and file[0] != _WHOLE else ""
-            cure = (error.cure or "").replace(f"arrays: {path.name}", f"loader: {name}")
-            raise DataError(error.what, where=f"data '{name}'{feed}", cure=cure or None) from error.__cause__
 
     def _new(self) -> Path:
         if self._folder is None:

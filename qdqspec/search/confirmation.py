@@ -13,7 +13,7 @@ from qdqspec._core.progress import Deadline
 from qdqspec._core.units import ratio_text
 from qdqspec.errors import BackendError
 from qdqspec.search.limits import Limits
-from qdqspec.search.select import Selection, choose, finalists, front_of, raw_winner
+from qdqspec.search.select import Selection, choose, finalists, front_of
 from qdqspec.timing import CONFIRM_BUILDS, Bench
 from qdqspec.types import (
     EXACT_DB,
@@ -112,11 +112,12 @@ def confirm(
     points = own.front(timed, measured) if pareto else ()
     ahead = {point.placement for point in points}
     among = {role: each for role, each in timed.items() if each.digest in ahead} if pareto else roles
-    choice = own.choice(among, measured)
-    lines = (_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials)))
+    lines = [_line(number, role, roles[role], measured) for number, role in enumerate(roles, len(trials))]
+    choice = own.choice(among, measured, lines)
+    combined = (t.placement for t in reversed(trials) if t.ok and t.phase == "raw")
     return Confirmed(
         choice=choice,
-        raw_winner=raw_winner(trials) or roles["winner"],
+        raw_winner=next(combined, roles["winner"]),
         latency=_renamed(measured, choice.role, (FLOAT32, *files)),
         front=points,
         lines=tuple(zip(roles, map(own.scored, lines), strict=True)),
@@ -189,19 +190,20 @@ class Confirmation:
             return trial
         return replace(trial, accuracy=self.limits.figures(trial.placement).score)
 
-    def choice(self, roles: Mapping[str, Placement], measured: LatencyEvidence) -> Selection:
-        """The choice among placements that meet the constraints on all data, which is verified for each choice."""
+    def choice(
+        self, roles: Mapping[str, Placement], measured: LatencyEvidence, lines: Sequence[Trial]
+    ) -> Selection:
+        """The choice among placements that meet the constraints on all data, which is verified for each choice.
+
+        The reasons count a finalist that the search did not build by its line.
+        """
         ratios = {role: ratio for role, ratio in measured.tested.items() if role in roles}
         plain, barred, limits = measured.tested.get(FLOAT32), self.barred, self.limits
         # ratios of trials refer to the converted model, if candidates were converted
         factor = 1.0 if plain is None else plain.mean.median
         searched = [t if t.ratio is None else replace(t, ratio=factor * t.ratio) for t in self.trials]
         while True:
-            also = (
-                _line(0, role, roles[role], measured)
-                for role in ratios
-                if roles[role].digest in barred - self.built
-            )
+            also = (line for line in lines if line.placement.digest in barred - self.built)
             timed = [self.scored(trial) for trial in (*searched, *also)]
             choice = choose(
                 roles,
@@ -261,7 +263,7 @@ class Confirmation:
 
         Those whose SQNR cannot be measured, or whose task metric is below its limit, are left out.
         """
-        limits, least = self.limits, self.limits.min_accuracy
+        limits = self.limits
         searched = {t.placement.digest for t in self.trials if t.ok and t.sqnr_db is not None}
         timed = {
             placement.digest: (measured.ratios[role], placement)
@@ -276,10 +278,9 @@ class Confirmation:
                 if ratio.median >= 1 or not self.measure(placement):
                     continue
                 figures = limits.figures(placement)
-                is_below = least is not None and figures.score is not None and figures.score < least
-                if is_below or figures.is_part or figures.all_db is None:
+                if figures.whole_db is None or not limits.keeps_metric(placement):
                     continue
-                sqnr_db = figures.all_db
+                sqnr_db = figures.whole_db
                 if points and sqnr_db <= points[-1].sqnr_db:
                     continue
             points.append(

@@ -7,7 +7,7 @@ while candidates are timed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import combinations
 from typing import Self, TypeAlias
 
@@ -35,6 +35,7 @@ _Terms: TypeAlias = tuple[list[list[float]], list[list[list[float]]]]
 _Around: TypeAlias = tuple[int, ...]  # the code of a block, and those of its neighbours
 
 
+@dataclass(eq=False)
 class Energy:
     """The energy of a labelling ``codes``::
 
@@ -56,22 +57,19 @@ class Energy:
     ``run_elements`` are converted in the time of starting a kernel: more makes conversions of small tensors cost more.
     """
 
-    def __init__(
-        self,
-        space: SchemeSpace,
-        blocks: Sequence[UnitBlock],
-        *,
-        linear_share: float = 0.6,
-        run_elements: float = 4096,
-        surprise: float = 0.05,
-    ) -> None:
-        self.space = space
-        self.blocks = tuple(blocks)
-        self.left_out: set[int] = set()  # blocks with labels that do not build
-        self.noise: Floats | None = None
-        self.reference_ms = 0.0  # sum of all kernels of the float model
+    space: SchemeSpace
+    blocks: tuple[UnitBlock, ...]
+    _: KW_ONLY
+    linear_share: float = 0.6
+    run_elements: float = 4096
+    surprise: float = 0.05
+    left_out: set[int] = field(default_factory=set, init=False)  # blocks with labels that do not build
+    noise: Floats | None = field(default=None, init=False)
+    reference_ms: float = field(default=0.0, init=False)  # sum of all kernels of the float model
+
+    def __post_init__(self) -> None:
+        space, blocks = self.space, self.blocks
         self._whole_ms = 0.0  # of a run of the float model, which may have time outside of kernels
-        self._linear_share, self._run_elements, self._surprise = linear_share, run_elements, surprise
         by_id = space.by_id
         self._block_of = {node: b.index for b in blocks for unit in b.units for node in by_id[unit].nodes}
         self._domains = domains_of(space)
@@ -91,11 +89,10 @@ class Energy:
         self.learn(())
 
     @classmethod
-    def of(cls, space: SchemeSpace, trials: Iterable[Trial]) -> Self:
-        """The energy by the profiled trials of a search; their kernels determine the blocks."""
-        profiled = [trial for trial in trials if trial.ok and trial.layers and not trial.subgraph]
-        energy = cls(space, fuse(space, (layer for trial in profiled for layer in trial.layers)))
-        energy.learn(profiled)
+    def of(cls, space: SchemeSpace, trials: Sequence[Trial]) -> Self:
+        """The energy by the candidates of a search that ran; the kernels of those profiled determine the blocks."""
+        energy = cls(space, fuse(space, (layer for trial in trials for layer in trial.layers)))
+        energy.learn(trials)
         return energy
 
     def placed(self, codes: Codes) -> Placement:
@@ -164,7 +161,7 @@ class Energy:
             for code in {around[0] for around in seen}:
                 own = {around: times for around, times in seen.items() if around[0] == code}
                 every = np.concatenate(list(own.values()))
-                most = every.min() + max(every.min(), self._surprise * self.reference_ms)
+                most = every.min() + max(every.min(), self.surprise * self.reference_ms)
                 medians[code] = float(np.median(every[every <= most]))
                 means = {around: float(np.mean(times)) for around, times in own.items()}
                 slow |= {around: mean - medians[code] for around, mean in means.items() if mean > most}
@@ -177,7 +174,7 @@ class Energy:
             own = known.get(FP, 0.0) if self.reference_ms else 1 / len(self.blocks)
             for code, label in enumerate(self.space.labels):
                 is_assumed = is_linear and code != FP and kind_of(label) not in HALVES
-                times[index, code] = known.get(code, own * (self._linear_share if is_assumed else 1.0))
+                times[index, code] = known.get(code, own * (self.linear_share if is_assumed else 1.0))
         return times
 
     def _times_of_conversions(self) -> Floats:
@@ -185,7 +182,7 @@ class Energy:
 
         Without a measured rate that of all kinds counts, twice between two formats: it passes through float.
         """
-        sizes = np.array([edge.elements + self._run_elements for edge in self._edges])
+        sizes = np.array([edge.elements + self.run_elements for edge in self._edges])
         rates: dict[tuple[int, int] | None, Floats] = {}  # milliseconds and sizes
         for (number, pair), own in self._conversion_times.items():
             for key in (pair, None):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class AccuracyOracle(Protocol):
         """Learn from a built candidate how its SQNR differs from the computed one."""
 
 
+@dataclass(eq=False)
 class Guide:
     """What is expected of the accuracy of placements: by an oracle, or none, and by the ``limits`` of the search.
 
@@ -58,26 +60,22 @@ class Guide:
     winner.
     """
 
-    def __init__(
-        self,
-        oracle: AccuracyOracle | None,
-        space: SchemeSpace,
-        limits: Limits,
-        *,
-        binds: bool = True,
-        always: Collection[Placement] = (),
-        doubt_share: float = 0.5,
-        close_db: float = 0.4,
-        binding_db: float = 3.0,
-        bracket_db: float = 1.0,
-    ) -> None:
-        self.oracle, self.space, self.limits = oracle, space, limits
-        self._binds, self._always = binds, always
-        self._doubt_share, self._close_db = doubt_share, close_db
-        self._binding_db, self._bracket_db = binding_db, bracket_db
-        self._shares = dict[tuple[str, str], float]()  # noise of each (unit, label), once known
-        self._offset_db = 0.0  # of predictions over the sum of noise, by the last one
-        self._errors: list[float] | None = None  # of the sum of noise in builds, if it predicts
+    oracle: AccuracyOracle | None
+    space: SchemeSpace
+    limits: Limits
+    _: KW_ONLY
+    binds: bool = True
+    always: Collection[Placement] = ()
+    doubt_share: float = 0.5
+    close_db: float = 0.4
+    binding_db: float = 3.0
+    bracket_db: float = 1.0
+    # noise of each (unit, label), once known
+    _shares: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
+    # of predictions over the sum of noise, by the last one
+    _offset_db: float = field(default=0.0, init=False)
+    # of the sum of noise in builds, if it predicts
+    _errors: list[float] | None = field(default=None, init=False)
 
     def learn(self, trial: Trial) -> None:
         """Learn from a trial; the limits of a search that runs have learnt from it before."""
@@ -99,7 +97,7 @@ class Guide:
     def margin_db(self) -> float:
         """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
         doubt_db = 0.0 if self._errors is None else 1.0  # the noise of neighbours does not add up
-        return self._doubt_share * (doubt_db if self.oracle is None else self.oracle.doubt_db)
+        return self.doubt_share * (doubt_db if self.oracle is None else self.oracle.doubt_db)
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a placement, measured if it was built; ``None`` if unknown."""
@@ -127,9 +125,9 @@ class Guide:
         rehearsal on few samples shows.
         """
         limits, oracle = self.limits, self.oracle
-        if limits.metric is None or placement in self._always:
+        if limits.metric is None or placement in self.always:
             return True
-        if not self.admits(placement, limits.scored.missed_db - self._bracket_db):
+        if not self.admits(placement, limits.scored.missed_db - self.bracket_db):
             return False
         keeps = None if oracle is None else oracle.keeps_metric(placement)
         if keeps is not None and (db := self.predicted_db(placement)) is not None:
@@ -145,10 +143,10 @@ class Guide:
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
         space, least_db = self.space, self.limits.min_sqnr_db
-        if self.oracle is None or least_db is None or not self._binds or not space.units:
+        if self.oracle is None or least_db is None or not self.binds or not space.units:
             return False
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
-        return any(db is not None and db < least_db + self._binding_db for db in found)
+        return any(db is not None and db < least_db + self.binding_db for db in found)
 
     @property
     def is_limited(self) -> bool:
@@ -233,7 +231,7 @@ class Guide:
                 break
             if self.keeps_metric(placement):
                 best, scored = placement, self.limits.scored
-                if not scored.lost or min(scored.kept, default=0.0) - scored.missed_db < self._bracket_db:
+                if not scored.lost or min(scored.kept, default=0.0) - scored.missed_db < self.bracket_db:
                     break
         return best
 
@@ -246,7 +244,7 @@ class Guide:
         correction that would repeat an allowance is replaced by the middle of what is bracketed, or by a step, doubled
         each time. Fewer ``predictions`` take less time, and leave more of the limit unused.
         """
-        aim, best, seen, step = least_db + self.margin_db, None, set[Placement](), self._close_db
+        aim, best, seen, step = least_db + self.margin_db, None, set[Placement](), self.close_db
         low, high = -np.inf, np.inf  # allowances in decibels that met the aim, and that did not
         at = self._offset_db - aim
         for _ in range(predictions):
@@ -256,7 +254,7 @@ class Guide:
                 return placement
             is_met = predicted >= aim
             best, low, high = (placement, at, high) if is_met else (best, low, at)
-            if is_met and (placement in seen or predicted <= aim + self._close_db):
+            if is_met and (placement in seen or predicted <= aim + self.close_db):
                 break
             seen.add(placement)
             if placement.sites:

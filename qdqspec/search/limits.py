@@ -180,9 +180,12 @@ class Limits:
 
     def admits(self, placement: Placement) -> bool:
         """Whether a placement meets the limits by what is measured of it; the one without pairs always does."""
+        return not placement.sites or (self.keeps_sqnr(placement) and self.keeps_metric(placement))
+
+    def keeps_metric(self, placement: Placement) -> bool:
+        """Whether a placement meets the limit of the metric, or its metric is not measured."""
         score = self.figures(placement).score
-        is_below = self.metric is not None and score is not None and score < self.metric.least
-        return not placement.sites or (self.keeps_sqnr(placement) and not is_below)
+        return self.metric is None or score is None or score >= self.metric.least
 
     def keeps_sqnr(self, placement: Placement) -> bool:
         """Whether a placement meets the SQNR limit by what is measured of it."""

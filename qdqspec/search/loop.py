@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,7 +24,6 @@ from qdqspec.search.limits import Limits
 from qdqspec.timing import Bench
 from qdqspec.types import NO_PAIRS, NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 
-Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 
 ESTIMATING = 3  # candidates from which the time of the others is estimated
@@ -211,6 +210,7 @@ def _open(built: Built) -> Engine:
     return built.engine
 
 
+@dataclass(eq=False)
 class Search:
     """A search in progress. Iterating runs it to its end; a caller may also run its steps one by one.
 
@@ -222,29 +222,24 @@ class Search:
     less well, and only larger gains win a race.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        contest: Contest,
-        deadline: Deadline,
-        log: Journal,
-        *,
-        case: str,
-        most_trials: int,
-        confirming: int = 0,
-        replay: Sequence[Trial] = (),
-        given: Proposal | None = None,
-        watch: Watch | None = None,
-        variation_share: float = 0.05,
-    ) -> None:
-        self.trials: list[Trial] = []
-        self.strategy, self.contest, self.deadline = strategy, contest, deadline
-        self._most_trials, self._confirming, self._variation_share = most_trials, confirming, variation_share
-        self._given, self._log, self._case, self._watch = given, log, case, watch
-        self._variation = next((t for t in reversed(replay) if t.phase == "noise"), None)
+    strategy: Strategy
+    contest: Contest
+    deadline: Deadline
+    log: Journal
+    _: KW_ONLY
+    case: str
+    most_trials: int
+    confirming: int = 0
+    replay: Sequence[Trial] = ()
+    given: Proposal | None = None
+    watch: Callable[[Progress], None] = lambda _: None
+    variation_share: float = 0.05
+    trials: list[Trial] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
         self._held: list[Proposal] = []  # asked of the strategy and not yet returned
         self._awaited: set[_Key] = set()  # returned and not yet told
-        self._restore([t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
+        self._restore([t for t in self.replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
 
     def __iter__(self) -> Iterator[Trial]:
         while proposals := self.ask():
@@ -271,14 +266,14 @@ class Search:
     @property
     def _limit(self) -> str:
         """The limit that is reached, as text; empty if another build is allowed."""
-        if self.candidates >= self._most_trials:
-            return f"its limit of {count_text(self._most_trials, 'build')}"
+        if self.candidates >= self.most_trials:
+            return f"its limit of {count_text(self.most_trials, 'build')}"
         return self.deadline.reached
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """At most ``n`` proposals; empty when the strategy has no more or a limit is reached."""
-        if self.trials and self._given is not None:
-            given, self._given = self._given, None
+        if self.trials and self.given is not None:
+            given, self.given = self.given, None
             self.evaluate(given)
         if self.trials and self._limit:
             return ()
@@ -339,28 +334,26 @@ class Search:
                     break
                 self._held = []
                 self.strategy.tell([answer])
-        if self._given is not None and _key(self._given) in map(_key, self.trials):
-            self._given = None
+        if self.given is not None and _key(self.given) in map(_key, self.trials):
+            self.given = None
 
     def _report(self, doing: str = "") -> None:
         """Report the progress at the beginning of a step, or after a new trial."""
-        if self._watch is None:
-            return
         trials, done = self.trials, self.candidates
         limits = [self.deadline.left]
         if done >= ESTIMATING:
-            limits.append(self.deadline.spent / len(trials) * (self._most_trials - done))
+            limits.append(self.deadline.spent / len(trials) * (self.most_trials - done))
         verdicts = Counter(  # a faster one that was not accurate enough counts as slower
             "slower" if each.race.verdict == "faster" and not each.incumbent else each.race.verdict
             for each in trials
             if each.race and not each.subgraph
         )
-        self._watch(
+        self.watch(
             Progress(
-                case=self._case,
+                case=self.case,
                 phase=trials[-1].phase if trials else "",
                 done=done,
-                total=self._most_trials,
+                total=self.most_trials,
                 best=self.contest.best,
                 kept=verdicts["faster"],
                 dropped=verdicts["slower"],
@@ -379,7 +372,7 @@ class Search:
     def _journalled(self, trial: Trial) -> Trial:
         if self.trials:
             trial = replace(trial, eps=self.contest.eps)
-        self._log.append(trial)
+        self.log.append(trial)
         return self._enter(trial)
 
     def _enter(self, trial: Trial) -> Trial:
@@ -391,21 +384,22 @@ class Search:
         self.trials.append(trial)
         if trial.incumbent and trial.placement.sites:
             built = [each.build_seconds for each in self.trials if each.ok and not each.subgraph]
-            self.deadline.reserved = self._confirming * statistics.mean(built)
+            self.deadline.reserved = self.confirming * statistics.mean(built)
         self._report()
         return trial
 
     def _find_variation(self, reference: Trial) -> None:
         """Set the variation between builds, from an earlier run if recorded, else measured now."""
-        known, limit = self._variation, self.deadline.seconds
+        known = next((t for t in reversed(self.replay) if t.phase == "noise"), None)
+        limit = self.deadline.seconds
         if known is not None and known.eps is not None:
             self.contest.eps = known.eps
             return
         samples = self.contest.measure_variation(
-            reference, None if limit is None else self._variation_share * limit
+            reference, None if limit is None else self.variation_share * limit
         )
         noise = Trial(number=0, phase="noise", placement=reference.placement, samples=samples)
-        self._log.append(replace(noise, eps=self.contest.eps))
+        self.log.append(replace(noise, eps=self.contest.eps))
 
 
 def _key(asked: Proposal | Trial) -> _Key:

@@ -68,11 +68,6 @@ def finalists(
     return roles
 
 
-def raw_winner(trials: Sequence[Trial]) -> Placement | None:
-    """The combination of all wins in parts of the model, for strategies that build it (phase ``raw``)."""
-    return next((t.placement for t in reversed(trials) if t.ok and t.phase == "raw"), None)
-
-
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
     """At most ``limit`` trials, thinned out evenly, that no other beats in both latency and accuracy, fastest first."""
     known = [t for t in trials if t.ok and t.ratio is not None and t.sqnr_db is not None]

@@ -17,7 +17,7 @@ from qdqspec._core.arrays import Floats
 from qdqspec.accuracy import Runs
 from qdqspec.backends import PLAIN, Backend, BuildOptions, Engine, Engines
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.timing.race import MOST_RUNS, Load, Raced, Turn, attach, profiled, race, settle, warmed
+from qdqspec.timing.race import MOST_RUNS, Load, Raced, Turn, attach, race, settle, warmed
 from qdqspec.timing.stats import Deviation, RatioEstimate, build_deviation, log_ratios, time_deviation
 from qdqspec.timing.together import FreshBuilds, IsSettled, Together, merged
 from qdqspec.types import (
@@ -131,8 +131,8 @@ class Bench(FreshBuilds):
         return warmed(engine, self.clock)
 
     def layers(self, engine: Engine, taken: Samples) -> tuple[LayerTime, ...]:
-        """The layer times of an engine, of which these runs were taken."""
-        return profiled(engine, taken.median_ms(self.clock))
+        """The layer times of an engine, of which these runs were taken: of 5 to 12 runs, within about 24 ms."""
+        return engine.layers(max(5, min(12, round(24.0 / max(taken.median_ms(self.clock), 1e-6)))))
 
     def race(self, engine: Engine, opponent: Placement, eps: float, subgraph: Nodes = ()) -> Raced:
         """Race an engine against the kept one of the opponent, for a gain of ``eps``.

@@ -176,11 +176,6 @@ def warmed(engine: Engine, clock: Clock, short_ms: float = 12.0, settled: float 
     return engine.time(2)
 
 
-def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
-    """Layer times of an engine with this time per run: of 5 to 12 runs, within about 24 ms."""
-    return engine.layers(max(5, min(12, round(24.0 / max(typical_ms, 1e-6)))))
-
-
 def on_each_clock(change: Callable[..., tuple[float, ...]], *several: Samples) -> Samples:
     """The first samples with ``change`` of the times of all of them: on each clock, at each profile, of first runs."""
     firsts = [samples.first for samples in several if samples.first is not None]

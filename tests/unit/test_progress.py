@@ -125,12 +125,10 @@ def test_time_spent_waiting_does_not_count() -> None:
     assert (deadline.spent, deadline.left) == (7.0, 3.0)
 
 
-def test_a_step_has_a_share_of_the_limit_and_at_most_the_time_left() -> None:
+def test_a_step_is_allowed_that_ends_before_a_multiple_of_the_limit() -> None:
     now = [0.0]
     endless, deadline = Deadline(), Deadline(seconds=90.0, clock=lambda: now[0])
     now[0] = 60.0
-    assert [one.share(0.1, otherwise=7.0) for one in (endless, deadline)] == [7.0, 9.0]
-    assert deadline.share(0.5, otherwise=7.0) == 30.0
     assert (endless.allows(1e9), deadline.allows(31.0), deadline.allows(31.0, times=2)) == (True, False, True)
 
 

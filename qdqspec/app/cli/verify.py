@@ -118,7 +118,7 @@ def verify(arguments: argparse.Namespace) -> int:
             own = limits[0] if given else None
             probe = session.probe(case.model, tuned, arguments.input, own, values=case.inputs.values)
         else:
-            parity = session.compare_outputs(case, tuned.absolute())
+            parity = session.work(case).parity_with(tuned.absolute())
             broken = [words for one in limits for words in one.broken_limits(parity)]
             probe = Probe(inputs=(), broken=(*dict.fromkeys(broken),), parity=parity)
             for text in (*session.work(case).warnings, *number_notes(parity.outputs)):

@@ -196,10 +196,10 @@ def gate_of(case: Case, prepared: Prepared, scheme: str, latency: LatencyEvidenc
         nodes=prepared.node_digests,
         rules={**rules_of(case), "inputs.timed": timed},
         scheme=scheme,
-        environment={"qdqspec": __version__, **prepared.device.details},
+        environment={"qdqspec": __version__, **prepared.resources.device.details},
         recorded=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    settings, device, note = prepared.settings, prepared.device, prepared.note_once
+    settings, device, note = prepared.settings, prepared.resources.device, prepared.note_once
     return Gate(case, settings, device, conditions, latency, measure, note)
 
 

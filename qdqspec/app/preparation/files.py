@@ -219,7 +219,7 @@ def write_patterns(
     if winner.digest not in built:  # only confirmed, not part of the search
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
-    backend, device = prepared.backend.target, prepared.device.key
+    backend, device = prepared.backend.target, prepared.resources.device.key
     cache = PatternCache.gather(fit, prepared.space, backend, device, confirmed=confirmed)
     write_text(path, cache.text())
 

@@ -69,7 +69,6 @@ from qdqspec.timing import Load
 from qdqspec.types import (
     Case,
     DefinitionEvidence,
-    DeviceKey,
     Method,
     PatternRules,
     Placement,
@@ -141,6 +140,7 @@ class Prepared:
         self.resources, self.output = resources, output
         self.backend, self.options, self.settings = resources.backend, resources.options, resources.settings
         self.data = CaseData(given, case.inputs, seed=self.settings.seed, notes=self.warnings)
+        self.note_once = self.data.note
         self.quantized = float_form_of(given)
         self.base = given
         self.warnings += notes
@@ -161,16 +161,6 @@ class Prepared:
     def loads(self) -> tuple[Load, ...]:
         """The inputs for timing, in the shapes of every profile, with the profile's share."""
         return tuple(Load(feeds=feeds, share=share) for feeds, share in self.data.by_profile())
-
-    def note_once(self, warning: str) -> None:
-        """Add a warning unless it is already present."""
-        if warning not in self.warnings:
-            self.warnings.append(warning)
-
-    @cached_property
-    def device(self) -> DeviceKey:
-        """The device that the backend runs on."""
-        return self.backend.device(self.options)
 
     @cached_property
     def node_digests(self) -> str:

@@ -86,7 +86,7 @@ def _placements_in(path: Path, prepared: Prepared, most: int = 2) -> Iterable[Pl
     match path.suffix.lower():
         case ".yaml" | ".yml":
             try:
-                return PatternCache.read(path).warm_starts(space, backend, prepared.device.key)
+                return PatternCache.read(path).warm_starts(space, backend, prepared.resources.device.key)
             except StateError as error:
                 raise StateError(error.what, where=error.where or path, cure=error.cure) from None
         case ".json":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
-from qdqspec._core.files import OTHER_FOLDER, explained, remove_partial, write_text
+from qdqspec._core.files import OTHER_FOLDER, explained, file_digest, remove_partial, write_text
 from qdqspec._core.node_digests import changes_text
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.store import Store, cache_key
@@ -135,7 +135,7 @@ def _description(prepared: Prepared) -> dict[str, str]:
     return {
         "case": prepared.case.name,
         "model": prepared.given.where,
-        "device": prepared.device.key,
+        "device": prepared.resources.device.key,
         "target": prepared.backend.target,
         NODES: prepared.node_digests,
     }
@@ -155,7 +155,7 @@ def search_key(prepared: Prepared) -> str:
         state=STATE_VERSION,
         model=prepared.given.sha256,
         data=data,
-        device=prepared.device.key,
+        device=prepared.resources.device.key,
         options=dict(sorted(prepared.options.extra.items())),
         seed=prepared.settings.seed,
         shapes=to_data(inputs.profiles),
@@ -173,7 +173,7 @@ def header_of(prepared: Prepared) -> dict[str, object]:
         "model_nodes": prepared.node_digests,
         "search": prepared.key,
         "backend": prepared.backend.target,
-        "device": prepared.device.key,
+        "device": prepared.resources.device.key,
         "seed": prepared.settings.seed,
         "qdqspec": __version__,
         **({"accuracy": score} if score else {}),
@@ -196,8 +196,7 @@ def data_digest(source: DataSource | None) -> str:
     digest = hashlib.sha256()
     for file in all_files(source):
         if file.is_file():
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(bytes.fromhex(file_digest(file)))
     if isinstance(source, Data):
         digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
         digest.update(b"labels" if source.labels is not None else b"")

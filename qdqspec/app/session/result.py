@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqspec._core.files import RESULT, write_whole
+from qdqspec._core.files import RESULT, file_digest, write_whole
 from qdqspec._core.units import count_text, db_text, proved_text, ratio_text, seconds_text
 from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.preparation.files import take_results
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import SCHEME, FinishedSearch, make_folder
-from qdqspec.app.session.tuning import strategy_for, trials_of
+from qdqspec.app.session.tuning import strategy_of, trials_of
 from qdqspec.errors import StateError
 from qdqspec.graph import Model, require_path
 from qdqspec.graph.regions import Forecast, forecast_line, forecast_tuning
@@ -168,7 +167,7 @@ class Result:
 def scheme_sum(folder: Path) -> str:
     """The digest of the scheme with its scales in a folder of results; empty if there is none."""
     path = folder / SCHEME
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return file_digest(path) if path.is_file() else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +226,7 @@ class Plan:
 def plan_of(prepared: Prepared) -> Plan:
     """The plan of a case. Raises if its strategy cannot search the space, or if data is missing or does not fit."""
     space, case, rules = prepared.candidates, prepared.case, prepared.case.tune
-    make = strategy_for(prepared)
+    make, _ = strategy_of(prepared)
     _ = prepared.data.calibration, prepared.data.evaluation  # raises if the data is missing or does not fit
     plan = Plan(format=case.quantize.format, units=len(space.units), regions=len(space.regions))
     if not space.units:

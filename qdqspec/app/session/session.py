@@ -25,16 +25,17 @@ from qdqspec.app.cases import SPEC_SUFFIXES, find_case
 from qdqspec.app.evidence.baselines import Renewal
 from qdqspec.app.evidence.parity import MOST, both_models, culprits_of
 from qdqspec.app.evidence.regression import damaged_baselines
-from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of, time_tuned
+from qdqspec.app.evidence.timing import Models, compare_runtimes, models_of
 from qdqspec.app.given_data import GivenFiles
 from qdqspec.app.preparation.prepare import output_of
 from qdqspec.app.preparation.runtimes import Resources, lock_of, log_progress, resources_of
 from qdqspec.app.session.result import Plan, Result, plan_of, scheme_sum
-from qdqspec.app.session.study import AnyStrategy, Study
+from qdqspec.app.session.study import Study
+from qdqspec.app.session.tuning import AnyStrategy
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
 from qdqspec.checks import raised, requests_of
-from qdqspec.errors import BackendError, ConfigError, DataError, StateError
+from qdqspec.errors import ConfigError, DataError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
 from qdqspec.spec import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
@@ -47,10 +48,8 @@ from qdqspec.types import (
     DeviceKey,
     Evidence,
     EvidenceKind,
-    LatencyEvidence,
     Loader,
     Metric,
-    ParityEvidence,
     Probe,
     Progress,
     Region,
@@ -125,8 +124,7 @@ class Session(Closing):
         A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
         """
         case = self._asked(model, asked)
-        with self._files.named_errors():
-            evidence = self.evidence(case, frozenset({"latency", "parity"}))
+        evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = self._run_record([CaseRecord(evidence=evidence)])
         kept = self.work(case).find()
         given, own = self.model(case), scheme_sum(kept.folder)
@@ -147,25 +145,11 @@ class Session(Closing):
         if there is neither ``tuned`` nor a cached winner.
         """
         work = self.work(self.case(model, asked))
-        with self._files.named_errors():
-            if tuned is None:
-                return work.find_culprits(most=most)
-            quantized = load_model(Path(cast("PathLike", self.file(tuned))))
-            imported = import_placement(quantized, work.prepared.given)
-            return culprits_of(work.prepared, imported, quantized=quantized, most=most)
-
-    def compare_outputs(self, case: Case, tuned: Path) -> ParityEvidence:
-        """The outputs of another model with the same inputs, compared with those of the case's model as given."""
-        with self._files.named_errors():
-            return self.work(case).parity_with(tuned)
-
-    def time_model(self, case: Case, tuned: Path) -> LatencyEvidence:
-        """Time the case's model against another: fresh builds of both. Raises `BackendError` if that does not run."""
-        with self._files.named_errors():
-            measured = time_tuned(self.work(case).prepared, tuned)
-        if "tuned" not in measured.samples:
-            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=tuned)
-        return measured
+        if tuned is None:
+            return work.find_culprits(most=most)
+        quantized = load_model(Path(cast("PathLike", self.file(tuned))))
+        imported = import_placement(quantized, work.prepared.given)
+        return culprits_of(work.prepared, imported, quantized=quantized, most=most)
 
     def probe(
         self,
@@ -201,8 +185,7 @@ class Session(Closing):
         a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
         own = None if folder is None else Path(folder).absolute()
-        with self._files.named_errors():
-            return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
+        return Study(self.work(self._asked(model, asked)).prepared, strategy=strategy, folder=own)
 
     def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
         """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
@@ -243,8 +226,7 @@ class Session(Closing):
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or return the cached winner if it passes its recheck."""
-        with self._files.named_errors():
-            return self.work(case).search
+        return self.work(case).search
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
         """The evidence of a case; the requested kinds are measured, as its checks request them."""
@@ -262,8 +244,7 @@ class Session(Closing):
         try:
             work = self.work(case)
             if check.id not in work.results or check.id in work.raised:
-                with self._files.named_errors():
-                    verdict = work.judge(check)
+                verdict = work.judge(check)
                 work.raised.discard(check.id)
                 work.add(check, verdict)
         except Exception as error:
@@ -292,8 +273,7 @@ class Session(Closing):
         work = self.work(case)
         for found in damaged_baselines(case, work.resources.settings, work.resources.device).values():
             raise StateError(found.reason, where=found.file, cure=found.command)
-        with self._files.named_errors():
-            planned = plan_of(work.prepared)
+        planned = plan_of(work.prepared)
         if self.settings.no_cache or self.settings.retune or case.tune.accuracy is not None:
             return planned
         return replace(planned, cached=self._store.get(work.prepared.key) is not None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,10 +23,10 @@ from qdqspec.app.preparation.files import write_placed, write_placement
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import CORRECTIONS, HEADER, JOURNAL, LoggedJournal, make_folder
 from qdqspec.app.session.covering import covers
-from qdqspec.app.session.tuning import MakeStrategy, Tuned, Tuning, named, rehearser_of
+from qdqspec.app.session.tuning import AnyStrategy, Tuned, Tuning, rehearser_of, strategy_of
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.qdq import SchemeSpace
-from qdqspec.search import Built, Proposal, Search, Strategy
+from qdqspec.search import Built, Proposal, Search
 from qdqspec.types import NO_PAIRS, Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 STUDY = "study.json"
 _MOST_BYTES = 16 << 20
-AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
 Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
 
 
@@ -66,7 +65,7 @@ class Study(Closing):
                 where=str(self.case.spec or self.case.model),
                 cure="tune the case without a study, or choose another objective",
             )
-        make, self._strategy = _strategy(strategy, self.case)
+        _, self._strategy = strategy_of(prepared, strategy)
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
@@ -75,8 +74,7 @@ class Study(Closing):
             header = {**prepared.journal_header, "strategy": self._strategy}
             self._journal = opened.enter_context(LoggedJournal.open(self._folder / JOURNAL, header))
             prepared.keep_corrections(self._folder / CORRECTIONS)
-            tuning = Tuning(prepared, self._journal, make=make, name=self._strategy)
-            self._tuning = opened.enter_context(tuning)
+            self._tuning = opened.enter_context(Tuning(prepared, self._journal, strategy))
             self._rehearser = opened.enter_context(rehearser_of(prepared, prepared.data.for_calibration()))
             self._describe(self._folder)
             self._opened: ExitStack | None = opened.pop_all()
@@ -260,14 +258,3 @@ def _read(folder: Path) -> _Saved:
     except ValueError as error:
         what, cure = f"the study is damaged or of another version ({str(error)[:120]})", "begin it anew"
     raise StateError(what, where=path, cure=cure)
-
-
-def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]:
-    """A callable that makes the strategy, and the name to save."""
-    if given is None or isinstance(given, str):
-        name = given or case.tune.strategy
-        return named(name), name
-    if isinstance(given, type) or not hasattr(given, "ask"):
-        return cast("MakeStrategy", given), getattr(given, "__qualname__", type(given).__qualname__)
-    ready = cast("Strategy", given)
-    return lambda *_: ready, type(given).__qualname__

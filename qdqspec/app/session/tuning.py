@@ -57,6 +57,7 @@ from qdqspec.types import (
 )
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
+AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +153,16 @@ class CaseSearch(Closing):
 class Tuning(CaseSearch):
     """The search of a case that times candidates. It resumes where ``journal`` ends.
 
-    ``make`` makes a strategy, called ``name``, that replaces the one of the case. `run` is the whole search; a caller
-    may also run ``search`` step by step, and then `finish`.
+    ``strategy`` replaces the one of the case, see `strategy_of`. `run` is the whole search; a caller may also run
+    ``search`` step by step, and then `finish`.
     """
 
     def __init__(
-        self,
-        prepared: Prepared,
-        journal: LoggedJournal,
-        *,
-        make: MakeStrategy | None = None,
-        name: str | None = None,
+        self, prepared: Prepared, journal: LoggedJournal, strategy: AnyStrategy | None = None
     ) -> None:
         started = time.monotonic(), time.process_time()
         rules, resources = prepared.case.tune, prepared.resources
-        self.strategy, self.make = name or rules.strategy, strategy_for(prepared, make)
+        self.make, self.strategy = strategy_of(prepared, strategy)
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
         for_strategy, for_bench = np.random.default_rng(resources.settings.seed).spawn(2)
         preload_scipy()
@@ -403,18 +399,23 @@ def rehearser_of(prepared: Prepared, data: tuple[Dataset | list[Feed], str]) -> 
     return Rehearser(prepared.space, feeds, build)
 
 
-def named(strategy: str) -> MakeStrategy:
-    """The strategy of that name; raises `ConfigError` naming the closest one if there is none."""
-    return cast("MakeStrategy", resolve("strategy", strategy))
+def strategy_of(prepared: Prepared, given: AnyStrategy | None = None) -> tuple[MakeStrategy, str]:
+    """A callable that makes the strategy of a case, or another one, and its name.
 
-
-def strategy_for(prepared: Prepared, make: MakeStrategy | None = None) -> MakeStrategy:
-    """The strategy of a case, or another one. Raises `ConfigError` if it cannot search the placements of the case."""
-    make = make or named(prepared.case.tune.strategy)
+    Raises `ConfigError` if there is none of that name, or it cannot search the placements of the case.
+    """
+    given = prepared.case.tune.strategy if given is None else given
+    if isinstance(given, str):
+        make, name = cast("MakeStrategy", resolve("strategy", given)), given
+    elif isinstance(given, type) or not hasattr(given, "ask"):
+        make, name = cast("MakeStrategy", given), getattr(given, "__qualname__", type(given).__qualname__)
+    else:
+        ready = cast("Strategy", given)
+        make, name = (lambda *_: ready), type(given).__qualname__
     refuse: Callable[[SchemeSpace], None] | None = getattr(make, "refuse", None)
     if refuse is not None:
         refuse(prepared.candidates)
-    return make
+    return make, name
 
 
 def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy) -> int:

@@ -29,7 +29,6 @@ from qdqspec.graph import load_model, require_path
 from qdqspec.graph.regions import find_regions, fold_graph
 from qdqspec.qdq import SchemeFile, check_survival
 from qdqspec.types import (
-    AccuracyEvidence,
     Case,
     CaseRecord,
     CheckResult,
@@ -250,7 +249,8 @@ class CaseWork:
         for request in requests_of(check):
             match request:
                 case ScoreRequest():
-                    self._collect("accuracy", request.key, partial(self._score, request))
+                    score = partial(prepared.scores.evidence, tuned, request.metric, request.output)
+                    self._collect("accuracy", request.key, score)
                 case FigureRequest():
                     self._collect("figures", request.key, partial(self._figures, request))
                 case SurvivalRequest(optimizer=name):
@@ -290,15 +290,11 @@ class CaseWork:
 
     def find_culprits(self, output: str | None = None, **limits: Any) -> CulpritEvidence:
         """The pairs of the selected model that cost most accuracy, at an output; see `culprits_of`."""
-        scheme = self.scheme
-        return culprits_of(self.prepared, scheme, output, **limits)
+        return culprits_of(self.prepared, self.scheme, output, **limits)
 
     def _figures(self, request: FigureRequest) -> Mapping[str, float]:
         measured = request.measure(BothModels(prepared=self.prepared, tuned=self.tuned_path))
         return {name: float(value) for name, value in measured.items()}
-
-    def _score(self, request: ScoreRequest) -> AccuracyEvidence:
-        return self.prepared.scores.evidence(self.tuned_path, request.metric, request.output)
 
     def _lint(self, target: LintTarget) -> None:
         """Lint findings on the tuned model for a target; its runtime loads the model if one of the checks asks so."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
-import numpy as np
-
-from qdqspec.search.base import SearchSetup, Steps, Stepwise
+from qdqspec.search.base import Steps, Stepwise
 from qdqspec.search.energy import Energy
 from qdqspec.search.phases.compose import compose
 from qdqspec.search.phases.flip import flip
@@ -37,10 +35,7 @@ class Attribution(Stepwise):
 
     phases: ClassVar[Sequence[Phase]] = (uniform, leave_out, measure_noise, compose, flip)
     least_gains: ClassVar[Mapping[str, float]] = {"quick": 0.03, "default": 0.01, "extensive": 0.0}
-
-    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._energy: Energy | None = None
-        super().__init__(setup, random)
+    _energy: Energy | None = None
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Receive trials; once those of a whole step are complete, advance to the next step."""

@@ -79,12 +79,10 @@ class OptunaSearch(Stepwise):
             self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             return
         ratio = trial.ratio if self.setup.limits.admits(trial.placement) else trial.ratio + 1.0
-        self._study.tell(asked, [ratio, _decibels(trial)] if self.setup.pareto else [ratio])
-
-
-def _decibels(trial: Trial) -> float:
-    """A finite SQNR; the worst value if there is none."""
-    return -EXACT_DB if trial.sqnr_db is None else max(-EXACT_DB, min(EXACT_DB, trial.sqnr_db))
+        sqnr_db = (
+            -EXACT_DB if trial.sqnr_db is None else max(-EXACT_DB, min(EXACT_DB, trial.sqnr_db))
+        )  # finite
+        self._study.tell(asked, [ratio, sqnr_db][: len(self._study.directions)])
 
 
 def _optuna() -> Any:

@@ -143,7 +143,18 @@ def culprits(model, _, calibration, output, backend):
         session.find_culprits(model, calibration=calibration)
 
 
-@pytest.mark.parametrize("do", [qdqspec.verify, qdqspec.measure, culprits])
+def regions(model, _, calibration, output, backend):
+    with Session(output=output, backend=backend) as session:
+        session.regions(session.case(model, {"calibration": calibration}))
+
+
+def opened(model, _, calibration, output, backend):
+    with Session(output=output, backend=backend) as session:
+        case = session.case(model, {"calibration": calibration})
+        assert session.work(case).prepared.data.calibration.samples
+
+
+@pytest.mark.parametrize("do", [qdqspec.verify, qdqspec.measure, culprits, regions, opened])
 def test_the_error_of_arrays_in_memory_names_the_argument(models, tmp_path, do):
     model, wrong = models / "digits_resnet.onnx", {"image": np.zeros((2, 1, 16, 16), np.float32)}
     with pytest.raises(DataError) as caught:

@@ -257,8 +257,8 @@ def notes() -> list[str]:
 @pytest.fixture
 def start(space: SchemeSpace, notes: list[str]) -> SimpleNamespace:
     """The used part of a prepared case."""
-    backend, device = SimpleNamespace(target=HERE[0]), SimpleNamespace(key=HERE[1])
-    return SimpleNamespace(space=space, backend=backend, device=device, note_once=notes.append)
+    backend, resources = SimpleNamespace(target=HERE[0]), SimpleNamespace(device=SimpleNamespace(key=HERE[1]))
+    return SimpleNamespace(space=space, backend=backend, resources=resources, note_once=notes.append)
 
 
 def warm_starts(paths: Sequence[Path], start: SimpleNamespace) -> tuple[Placement, ...]:

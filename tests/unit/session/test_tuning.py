@@ -14,11 +14,12 @@ from sessions import Open
 from written_cases import digits_case
 
 from qdqspec._core.arrays import Array
+from qdqspec._core.registry import resolve
 from qdqspec.accuracy.corrections.find import FoundCorrections
 from qdqspec.accuracy.evaluator import Offset
 from qdqspec.accuracy.predict import RehearsalOracle, RehearsedMetric, Rehearser
 from qdqspec.app.session import Session
-from qdqspec.app.session.tuning import named, rehearser_of, trials_of
+from qdqspec.app.session.tuning import rehearser_of, trials_of
 from qdqspec.errors import BackendError
 from qdqspec.qdq.search_space import SchemeSpace
 from qdqspec.search.base import Proposal
@@ -100,7 +101,7 @@ def test_a_search_resumed_after_any_trial_has_the_same_state_and_next_build(
 
 
 def test_with_a_time_limit_a_search_may_build_more_unless_it_has_a_number_of_builds() -> None:
-    space, make = small_space(), named(TuneRules().strategy)
+    space, make = small_space(), resolve("strategy", TuneRules().strategy)
     untimed, timed = (trials_of(TuneRules(minutes=minutes), space, make) for minutes in (None, 1.0))
     assert timed > untimed
     assert trials_of(TuneRules(minutes=1.0, trials=7), space, make) == 7
