@@ -103,14 +103,14 @@ def _doing(progress: Progress) -> str:
 
 
 def _parts(progress: Progress, *, counts: bool = True) -> list[str]:
-    """``12 of 60``, ``best 1.42x``, ``3 kept, 8 dropped, 1 no difference``, ``4 min left``: what is known of these."""
+    """``12 of 60``, ``best 1.42x``, ``3 kept, 8 dropped, 1 undecided``, ``4 min left``: what is known of these."""
     parts = []
     if progress.total:
         parts += [f"{progress.done} of {progress.total}"]
         parts += [f"best {1 / progress.best:.2f}x"] if progress.best else []
         if counts:
-            parts += [f"{progress.kept} kept, {progress.dropped} dropped, {progress.undecided} no difference"]
-            parts += [f"{progress.failed} failed"] if progress.failed else []
+            words = ("kept", "dropped", "undecided", "failed")
+            parts += [f"{count} {word}" for word in words if (count := getattr(progress, word))]
     left = progress.seconds_left or 0
     return parts + ([f"{seconds_text(left, rough=True)} left"] if round(left) else [])
 
@@ -158,6 +158,7 @@ class Heartbeat:
 class ProgressBar:
     """A live bar that is erased when closed. ``terminal()`` is entered around each access to the screen.
 
+    The bar overwrites the current line of the screen; ``line()`` is the text that replaces the bar at its end.
     Without ``file`` it draws on the value of ``sys.stdout`` inside ``terminal()``.
     """
 
@@ -166,8 +167,10 @@ class ProgressBar:
         file: TextIO | None = None,
         terminal: Callable[[], AbstractContextManager[object]] = nullcontext,
         *,
+        line: Callable[[], str] = str,
         colored: bool = True,
     ) -> None:
+        self._line = line
         self._colored = colored
         self._file = file
         self._terminal = terminal
@@ -191,6 +194,7 @@ class ProgressBar:
                     redirect_stderr=False,
                 )
                 self._drawn.add_task("", total=1, after="")
+                print("\r\x1b[2K", end="", file=self._drawn.console.file)
                 self._drawn.start()
             before, after = bar_texts(progress, self._drawn.console.width - _BAR_WIDTH - 3)
             task, total = self._drawn.task_ids[0], progress.total or 1  # rich takes None for "as before"
@@ -202,4 +206,5 @@ class ProgressBar:
         if self._drawn is not None:
             with self._terminal():
                 self._drawn.stop()
+                print(self._line(), end="", file=self._drawn.console.file, flush=True)
             self._drawn = None

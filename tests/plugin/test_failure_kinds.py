@@ -65,7 +65,7 @@ def test_the_failure_text_of_every_kind_of_check(project, golden, monkeypatch) -
     project.spec("squeezenet.qdq.yaml", SPEC)
     monkeypatch.setenv("CI", "true")  # pytest does not truncate summary lines in CI
     shown = project.run("--qdq-seed=17")
-    found = {name.removeprefix("default::"): text for name, text in failures(shown).items()}
+    found = {name.removeprefix("squeezenet::default::"): text for name, text in failures(shown).items()}
     summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", shown.stdout.str()))
     assert set(found) == set(names("check"))
     for kind, text in found.items():
@@ -84,8 +84,8 @@ def test_only_an_internal_error_is_reported_with_its_traceback(project):
     project.outcomes(**{"int8-b8::speedup": "no model", "int8-b8::parity": "bug"})
     result = project.run()
     found = failures(result)
-    assert found["int8-b8::speedup"] == "squeezenet.onnx: there is no such model file\n  check the path\n"
-    assert "raise ZeroDivisionError" in found["int8-b8::parity"]
+    assert found["a::int8-b8::speedup"] == "squeezenet.onnx: there is no such model file\n  check the path\n"
+    assert "raise ZeroDivisionError" in found["a::int8-b8::parity"]
     result.stdout.fnmatch_lines(["E *ZeroDivisionError: a malfunction of ours"])
 
 
@@ -109,4 +109,4 @@ def test_a_user_error_in_a_fixture_is_reported_without_a_traceback(project):
 def test_the_location_of_a_failure_is_in_the_spec(project):
     project.outcomes(**{"int8-b8::parity": "fail"})
     report = project.pytester.inline_run().getfailures()[0]
-    assert report.location == ("specs/a.qdq.yaml", 7, "int8-b8::parity")
+    assert report.location == ("specs/a.qdq.yaml", 7, "a::int8-b8::parity")

@@ -78,7 +78,7 @@ def test_a_log_has_the_first_step_of_a_case_and_a_line_a_minute() -> None:
         "[qdqspec] specs/squeezenet.qdq.yaml::default: calibrating",
         (
             "[qdqspec] specs/squeezenet.qdq.yaml::default: timing candidate 12, trial 12 of 60, best 1.52x, 3 kept, "
-            "8 dropped, 1 no difference, 4 min left"
+            "8 dropped, 1 undecided, 4 min left"
         ),
         "[qdqspec] other: calibrating",
     ]

@@ -53,6 +53,13 @@ def columns_of(config: pytest.Config) -> int | None:
     return shutil.get_terminal_size().columns if reporter is not None and reporter.isatty() else None
 
 
+def current_line(reporter: Any) -> str:
+    """The text after the last line feed that pytest has written; of a text wider than the terminal, its last row."""
+    text: str = getattr(getattr(reporter, "_tw", None), "_current_line", "")
+    width = shutil.get_terminal_size().columns
+    return text[len(text) // width * width :]
+
+
 def has_collected(terminal: Any) -> bool:
     """Whether the run has seen a test or an error; true with pytest-xdist, whose controller collects nothing."""
     is_controller = terminal.config.pluginmanager.hasplugin("dsession")

@@ -152,7 +152,7 @@ class CheckItem(pytest.Function):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """The check's position in the spec, so that editors and annotations point to it."""
-        return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
+        return self.path, self.check.line - 1, f"{self.case.name}::{self.check.id}"
 
 
 def unchanged_cases(items: Sequence[pytest.Item]) -> Iterator[Case]:

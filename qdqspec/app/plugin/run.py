@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import pytest
 from qdqspec._core.config import Settings
 from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw, shown_on
 from qdqspec._core.units import origin_text
-from qdqspec.app.plugin._compat import is_worker, located_text, reporter_of, uncaptured
+from qdqspec.app.plugin._compat import current_line, is_worker, located_text, reporter_of, uncaptured
 from qdqspec.app.plugin.state import name_of, settings_of
 from qdqspec.errors import DataError, ModelError, QdqspecError, SpecError
 from qdqspec.types import Case, CheckResult, Data, DataSource, Evidence, Loader, Metric, Verdict
@@ -239,14 +239,6 @@ def _choose_display(config: pytest.Config) -> Display | None:
                 reporter.ensure_newline()
                 reporter.write_line(line, flush=True)
 
-    @contextmanager
-    def own_line() -> Iterator[None]:
-        """End pytest's line of dots first, because the bar overwrites the current line."""
-        with terminal():
-            if reporter is not None:
-                reporter.ensure_newline()
-            yield
-
     if reporter is None or verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
         return Heartbeat(write)
-    return ProgressBar(terminal=own_line)
+    return ProgressBar(terminal=terminal, line=lambda: current_line(reporter))

@@ -170,7 +170,7 @@ def search_chart(search: SearchResult) -> str:
     height, last = 214, max(1, *(trial.number for trial in trials))
     x = Axis(0, last, 46, WIDTH - 16)
     y = Axis(max(0.0, min([0.9, *ratios]) - 0.08), top, height - 38, 24)
-    parts = [text(8, 12, "time over the reference's", "tick")]
+    parts = [text(8, 12, "time / reference time", "tick")]
     parts += [_level(y(level), x.start, x.end, f"{level:g}", _style_at(level)) for level in y.ticks()]
     numbers = sorted({int(tick) for tick in x.ticks() if tick == int(tick)})
     parts += [_upright(x(number), height - 38, height - 34, str(number)) for number in numbers]
@@ -190,7 +190,7 @@ def search_chart(search: SearchResult) -> str:
         marks.append(element("circle", style, title, cx=at, cy=y(trial.ratio), r=4))
     parts += [_steps(best, x.end)] if best else []
     parts += [*marks, text((x.start + x.end) / 2, height - 4, "candidate", "tick middle")]
-    return frame(WIDTH, height, "Search: time of each candidate over the reference's", parts)
+    return frame(WIDTH, height, "Search: time of each candidate / reference time", parts)
 
 
 def _steps(points: Sequence[tuple[float, float]], end: float | None = None) -> str:
@@ -240,7 +240,7 @@ def front_chart(search: SearchResult) -> str:
     for tick in x.ticks():
         parts.append(_upright(x(tick), 20, y.start, style=_style_at(tick)))
         parts.append(text(x(tick), y.start + 16, f"{tick:g}", "tick middle"))
-    parts.append(text((x.start + x.end) / 2, y.start + 34, "time over the reference's", "tick middle"))
+    parts.append(text((x.start + x.end) / 2, y.start + 34, "time / reference time", "tick middle"))
     parts.append(text(8, 12, title, "tick"))
     parts.append(_steps([(x(ratio), y(at)) for ratio, at, _ in front]) if len(front) > 1 else "")
     for ratio, at, trial in behind:
@@ -255,7 +255,7 @@ def front_chart(search: SearchResult) -> str:
         tooltip += ", selected" if selected else ""
         parts.append(element("circle", f"mark {style}", tooltip, cx=x(ratio), cy=y(at), r=radius))
     points = ", ".join(f"{ratio:.3f} at {at:.4g}" for ratio, at, _ in front)
-    return frame(WIDTH, 240, f"Time over the reference's against {title}, the front: {points}", parts)
+    return frame(WIDTH, 240, f"Time / reference time against {title}, the front: {points}", parts)
 
 
 def _front_axes(points: Sequence[tuple[float, float]]) -> tuple[Axis, Axis]:
@@ -315,7 +315,7 @@ def baseline_chart(found: RegressionEvidence) -> str:
     rows = [(day_text(figure.recorded) or "undated", figure.ratio, "other") for figure in found.history]
     if found.ratio is not None and found.state == "compared":
         rows.append(("this run", found.ratio, "tuned"))
-    rows += [(plain(figure.device, 20), figure.ratio, "other") for figure in found.elsewhere]
+    rows += [(plain(figure.device, 18), figure.ratio, "other") for figure in found.elsewhere]
     if len(rows) < 2:
         return ""
     mark = [found.history[-1].ratio.median] if found.history else []

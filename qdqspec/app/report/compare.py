@@ -183,7 +183,7 @@ def _compare_case(name: str, before: Evidence, after: Evidence) -> ComparedCase:
         drift = after.latency.median_ms("reference") / before.latency.median_ms("reference")
     if abs(drift - 1) > 0.01:
         notes += (
-            f"the reference took {percent_text(drift - 1)} in B: the bounds cover the change with and without that",
+            f"the reference's time changed by {percent_text(drift - 1)} in B: the bounds are with and without it",
         )
     change, less, more = right.change_from(left), min(1.0, 1 / drift), max(1.0, 1 / drift)
     builds, ranks = (

@@ -143,7 +143,7 @@ def advice_rows(case: CaseRecord) -> Iterator[tuple[str, str]]:
         text = result.verdict.advice
         if errors:
             text = "; ".join(line.strip() for line in errors[0].splitlines())
-        if text := plain(text, LONG):
+        if text := plain(text, 3 * LONG):
             yield plain(result.id, 60), text
 
 
@@ -274,7 +274,7 @@ def _rejected_tables(search: SearchResult) -> list[Table]:
     candidates = Table(section.title, section.headers, section.rows, align)
     places = [
         Table.of(
-            f"Largest differences of the candidate: {plain(one.role)} (one profile of each model)",
+            f"Largest differences in time ({plain(one.role)}; one profile of each model)",
             [*one.kernels.slower, *one.kernels.faster],
             Column("place", lambda place: plain(place.place, 60)),
             Column("reference ms", lambda place: ms_text(place.reference_ms), RIGHT),

@@ -39,6 +39,7 @@ from qdqspec.types import (
 
 RIGHT = "right"
 _NAME_WIDTH = 44
+_WIDE = 116  # characters of a table that does not fit on a terminal
 _NAMED_CASES = 4  # with one limit
 _SOURCES = {"cached": "from the cache", "replayed": "from the journal of an earlier run"}
 
@@ -98,10 +99,13 @@ def bounds_text(ratio: Interval | None) -> str:
 
 
 def section_text(section: Section) -> str:
-    """A titled table, or titled text."""
+    """A titled table, or titled text. A wide table of few rows has a line for each column instead."""
     body = section.text
     if section.rows:
         table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
+        if table.index("\n") > _WIDE and len(section.rows) < len(section.headers) / 2:
+            turned = list(zip(section.headers, *section.rows, strict=True))
+            table = str(tabulate(turned, tablefmt="plain", disable_numparse=True))
         body = f"{table}\n{body}" if body else table
     return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
 
@@ -330,7 +334,7 @@ def _status_lines(record: RunRecord) -> list[str]:
             for point in (found.search.front if found.search else ())
             if point.sqnr_db < EXACT_DB
         ]
-        lines += [f"{name} front, time over the reference's: {', '.join(front)}"] if front else []
+        lines += [f"{name} front, time / reference time: {', '.join(front)}"] if front else []
     return lines
 
 

@@ -270,8 +270,9 @@ class Tuning(CaseSearch):
         least_gain = getattr(search.strategy, "least_gain", None)
         if least_gain and not search.ended_by:  # the strategy estimates the gain of a build
             built = count_text(search.candidates, "build")
-            ended_by = f"expected gain below {100 * least_gain:g} %"
-            ended = f"the search ended after {built}: less than {least_gain:.0%} of the time is expected of another"
+            least = f"{100 * least_gain:g} %"
+            ended_by = f"expected gain below {least}"
+            ended = f"the search ended after {built}: less than {least} of the time is expected of another"
         rules = prepared.case.tune
         usual = trials_of(replace(rules, minutes=None), prepared.space, self.make)
         cut_short = cut_short_text(search.ended_by, search.trials, rules, usual)

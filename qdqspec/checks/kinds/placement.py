@@ -116,7 +116,7 @@ def _judge_entries(params: PlacementCheck, evidence: Evidence) -> list[LimitResu
     for entry in params.forbid:
         nodes = _match_nodes(entry, evidence)
         hit = [node for node in nodes if node in quantized]
-        first = f", first {plain(hit[0], 20)}" if hit else ""
+        first = f", first {plain(hit[0], 40)}" if hit else ""
         words = f"forbidden {plain(entry, 24)}: {count_text(len(hit), 'node')} quantized{first}"
         rules.append(LimitResult(words, not hit, (f"forbid {plain(entry)}", _found_text(hit, nodes))))
     return rules

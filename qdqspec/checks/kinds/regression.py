@@ -149,7 +149,7 @@ def _conclude(
     if judged == "stale":
         return f"{against}: it is stale", ""
     if judged == "inconclusive" and conditions_effect(change) > 1:
-        other = f"the reference took {percent_text(change.reference - 1)} too: other conditions"
+        other = f"reference time {percent_text(change.reference - 1)} too: other conditions"
         return f"{moved}, but {other}", (
             "Measure again without other work on the machine: conditions that change the time of the float "
             "model this much change that of the faster model more."

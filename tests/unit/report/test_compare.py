@@ -69,7 +69,7 @@ def test_an_equal_slowdown_of_all_models_is_no_change() -> None:
     """All models including the reference have become slower by the same factor."""
     found = compare_one(faster_case(), scaled(faster_case(), 1.1, *faster_case().evidence.latency.samples))
     assert found.word == "same"
-    assert any("the reference took +10" in note for note in found.notes)
+    assert any("the reference's time changed by +10" in note for note in found.notes)
 
 
 def test_a_case_without_times_is_reported_as_not_timed() -> None:

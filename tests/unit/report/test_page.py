@@ -12,10 +12,10 @@ from hypothesis import example, given, strategies as st
 
 from qdqspec.app.report.charts import Axis, front_chart, layers_chart, model_graph, style_of
 from qdqspec.app.report.formats import fit_page, html, markdown
-from qdqspec.app.report.tables import summary_table
+from qdqspec.app.report.tables import section_text, summary_table
 from qdqspec.app.report.terminal import color_words, wants_color
 from qdqspec.testing.records import cached_case, empty_run, faster_case, hostile_run, sample_pairs, sample_run
-from qdqspec.types import CaseRecord, FrontPoint, GraphPart, Interval, RatioTest, RunRecord
+from qdqspec.types import CaseRecord, FrontPoint, GraphPart, Interval, RatioTest, RunRecord, Section
 
 PAGES = (markdown, html)
 
@@ -91,6 +91,26 @@ def test_a_page_is_well_formed_and_loads_and_runs_nothing(run) -> None:
     names = {name for element in elements for name in element.attrib}
     assert not {name for name in names if name.startswith("on") or name in ("src", "style")}
     assert "url(" not in page
+
+
+def test_a_role_with_parentheses_stays_whole_in_the_heading_of_its_table() -> None:
+    """A heading has its parentheses in small type: they begin before the role, which may have some of its own."""
+    run = sample_run()
+    case = next(one for one in run.cases if one.evidence.search and one.evidence.search.rejected)
+    rejected = [replace(one, role="fastest candidate (all)") for one in case.evidence.search.rejected]
+    search = replace(case.evidence.search, rejected=tuple(rejected))
+    case = replace(case, evidence=replace(case.evidence, search=search))
+    page = html.report_format.render(replace(run, cases=(case,)))
+    assert "<small>fastest candidate (all); one profile of each model</small>" in page
+
+
+def test_a_wide_table_of_few_rows_has_a_line_for_each_column() -> None:
+    headers = tuple(f"a long heading of column {number}" for number in range(6))
+    wide = Section(title="Wide", headers=headers, rows=(("0", "1", "2", "3", "4", "5"),) * 2)
+    assert section_text(wide).splitlines()[:2] == ["Wide", "  a long heading of column 0  0  0"]
+    assert len(section_text(replace(wide, rows=wide.rows * 2)).splitlines()) == 1 + 2 + 4, (
+        "many rows are rows"
+    )
 
 
 def test_names_are_escaped_in_markdown() -> None:

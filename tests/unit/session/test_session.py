@@ -107,7 +107,7 @@ def test_a_search_that_expects_too_little_of_a_further_build_says_so(open_sessio
     search = open_session().search(replace(case, tune=replace(case.tune, preset="default", trials=100)))
     assert search.ended_by == "expected gain below 1 %"
     assert re.search(
-        r"ended after \d+ builds: less than 1% of the time is expected of another", search.reason
+        r"ended after \d+ builds: less than 1 % of the time is expected of another", search.reason
     )
 
 

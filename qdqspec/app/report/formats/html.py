@@ -105,9 +105,10 @@ def _case_pieces(case: CaseRecord, name: str, index: int, *, details: bool) -> I
     order = list(_SYMBOLS)
     checks = sorted(facts.checks_table(case).rows, key=lambda row: order.index(row[0]))
     yield _pieces.checks(checks, dict(facts.advice_rows(case)))
-    yield '<div class="charts">'
-    yield from _charts(found)
-    yield "</div>"
+    if charts := _charts(found):
+        yield '<div class="charts">'
+        yield from charts
+        yield "</div>"
     if found.graph and details:
         yield _drawn_model(found)
     yield '<div class="tables">'
@@ -129,7 +130,7 @@ def _charts(found: Evidence) -> list[str]:
         models = count_text(sum(point.pairs > 0 for point in search.front), "placement")
         drawn.append(("Search", count_text(search.total, "candidate"), search_chart(search)))
         drawn.append(("Latency against accuracy", models, front_chart(search)))
-    drawn.append(("Time by layer", "one profile", layers_chart(found.graph)))
+    drawn.append(("Time by layer", "ms, one profile", layers_chart(found.graph)))
     drawn += [("Baseline", name, baseline_chart(seen)) for name, seen in found.regression.items()]
     both = any(part.tuned_ms is not None for part in found.graph)
     bars = "both" if both else "unchanged" if found.status == "unchanged" else "reference"
