@@ -33,9 +33,6 @@ from .predict import (
     Rehearser as Rehearser,  # the rehearsal of a space, built on first use
 )
 from .probes import (
-    FLOAT as FLOAT,  # the outputs of the float model, a file of Polygraphy
-    INPUTS as INPUTS,  # an input, a file of Polygraphy
-    TUNED as TUNED,  # the outputs of the tuned model, a file of Polygraphy
     SavedProbe as SavedProbe,  # an input and the limits that it broke, in a file
     save_for_polygraphy as save_for_polygraphy,  # write an input and the outputs of both models for it
     worst_sample as worst_sample,  # the sample of data that breaks a limit alone and has the largest error

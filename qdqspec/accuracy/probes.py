@@ -221,26 +221,38 @@ def _limits(check: dict[str, Any]) -> InputLimits:
 # ---- files for Polygraphy -----------------------------------------------------------------------
 
 
-def save_for_polygraphy(folder: Path, limits: InputLimits, feed: Feed, outputs: SampleOutputs) -> list[str]:
-    """Write an input and the outputs of both models to files `INPUTS`, `FLOAT` and `TUNED` of a folder.
+class PolygraphyFiles(NamedTuple):
+    """An input, the outputs of both models for it, and the options of `polygraphy run` that compare the outputs."""
 
-    Returned are the options of `polygraphy run` that compare the outputs. There are none, and no files, if Polygraphy
-    knows none of the limits, or if outputs have NaN, infinite values or masks, which it does not leave out.
+    inputs: Path
+    float_outputs: Path
+    tuned_outputs: Path
+    options: list[str]
+
+
+def save_for_polygraphy(
+    folder: Path, limits: InputLimits, feed: Feed, outputs: SampleOutputs
+) -> PolygraphyFiles | None:
+    """Write an input and the outputs of both models for it to a folder.
+
+    ``None`` if Polygraphy knows none of the limits, or if outputs have NaN, infinite values or masks, which it does not
+    leave out.
     """
     comparison = OutputComparison()
     comparison.add(outputs.reference, outputs.tuned)
     options = limits.polygraphy_words(comparison.results())
     names = {out.name for out in limits.chosen(comparison.results()) if out.compared or not out.matches}
     if not options or not all(are_values(outputs.reference[name]).all() for name in names):
-        return []
+        return None
     from polygraphy.comparator import RunResults
     from polygraphy.json import save_json
     from polygraphy.logger import G_LOGGER
 
     folder.mkdir(parents=True, exist_ok=True)
+    files = PolygraphyFiles(folder / INPUTS, folder / FLOAT, folder / TUNED, options)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        save_json([dict(feed)], str(folder / INPUTS))
-        for file, arrays in ((folder / FLOAT, outputs.reference), (folder / TUNED, outputs.tuned)):
+        save_json([dict(feed)], str(files.inputs))
+        for file, arrays in ((files.float_outputs, outputs.reference), (files.tuned_outputs, outputs.tuned)):
             results = RunResults()
             # it compares the outputs of the first file, and does not subtract two booleans
             judged = {
@@ -250,4 +262,4 @@ def save_for_polygraphy(folder: Path, limits: InputLimits, feed: Feed, outputs: 
             }
             results.add([judged], runner_name=file.stem)
             results.save(str(file))
-    return options
+    return files

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qdqspec._core import hooks
 from qdqspec._core.arrays import Feed
-from qdqspec.accuracy import FLOAT, INPUTS, TUNED, SampleOutputs, save_for_polygraphy, worst_sample
+from qdqspec.accuracy import SampleOutputs, save_for_polygraphy, worst_sample
 from qdqspec.app.evidence.parity import both_models
 from qdqspec.app.preparation.prepare import Prepared
 from qdqspec.app.preparation.stored import MODEL, REFERENCE
@@ -103,16 +103,15 @@ def save_replay(
     the outputs; the float model's outputs come first, because Polygraphy takes them as the signal of an SNR. Empty if
     Polygraphy cannot judge the outputs by the limits.
     """
-    folder = prepared.output / FOLDER / check_id
-    options = save_for_polygraphy(folder, limits, feed, outputs)
-    if not options:
+    saved = save_for_polygraphy(prepared.output / FOLDER / check_id, limits, feed, outputs)
+    if saved is None:
         return ""
-    given, own, made = (_shown(folder / name) for name in (INPUTS, FLOAT, TUNED))
+    given, own, made = (_shown(file) for file in (saved.inputs, saved.float_outputs, saved.tuned_outputs))
     runner = hooks.declaration_of(prepared.backend.name).polygraphy
     ran = [[_shown(tuned), *runner, "--load-inputs", given, "--save-outputs", made]] if runner else []
     if ran and len(load_model(tuned).outputs) > len(outputs.tuned):  # it stops at outputs that are no tensors
         ran[0] += ["--onnx-outputs", *outputs.tuned]
-    compared = ["--load-outputs", own, made, *options]
+    compared = ["--load-outputs", own, made, *saved.options]
     return "\n".join(shlex.join(["polygraphy", "run", *command]) for command in [*ran, compared])
 
 
