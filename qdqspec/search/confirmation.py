@@ -224,24 +224,25 @@ class Confirmation:
         deadline: Deadline,
         wait: Callable[[float], None],
         *,
+        most_times: int = MOST_TIMES,
         apart_seconds: float = 4.0,
         spare_seconds: float = 30.0,
     ) -> Callable[[Mapping[str, RatioTest]], bool]:
         """A function that decides by the ratios so far whether the finalists are built and timed once more.
 
         They are if a gain of an ``able`` one is likely, by its median, and none is proved: once within twice the time
-        limit, and then up to `MOST_TIMES` within the limit, or within ``spare_seconds`` of the start without one: more
-        proves smaller gains. ``apart_seconds`` pass in between: after more, the state of the machine may differ more.
-        Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
+        limit, and then up to ``most_times`` within the limit, or within ``spare_seconds`` of the start without one:
+        more proves smaller gains. ``apart_seconds`` pass in between: after more, the state of the machine may differ
+        more. Then a wider interval proves a gain: repeated tests at the same level prove more gains falsely.
         """
-        min_gain, left, started = self.limits.asked.min_gain, MOST_TIMES, deadline.spent
+        min_gain, left, started = self.limits.asked.min_gain, most_times, deadline.spent
         spare = deadline
         if deadline.seconds is None:
             spare = Deadline(seconds=spare_seconds, clock=deadline.clock)
 
         def are_repeated(ratios: Mapping[str, RatioTest]) -> bool:
             nonlocal left, started
-            is_first, seconds = left == MOST_TIMES, deadline.spent - started
+            is_first, seconds = left == most_times, deadline.spent - started
             faster = [r for r in able if r in ratios and ratios[r].mean.median < 1 - min_gain]
             likely = [ratios[role] for role in faster if self.admits(able[role])]
             tests = likely if is_first else map(_widened, likely)

@@ -22,12 +22,6 @@ from qdqspec.types import Interval, LatencyEvidence, RatioTest, TimeChange
 Deviation: TypeAlias = tuple[float, int]  # a standard deviation of logarithms, with its degrees of freedom
 Variance: TypeAlias = tuple[float, float]  # a variance of logarithms, with its degrees of freedom
 
-FEWEST_FREEDOM = 3  # of a deviation between times that a test takes into account
-# The standard deviation of a log ratio between times, and its degrees of freedom, before anything is known of a
-# machine: fitted to 132 claims beside independent figures, on three machines (docs/decisions/0006).
-USUAL_TIMES = 0.008, 6
-UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
-
 
 def preload_scipy() -> None:
     """Import scipy in the background, for a caller that will need its tests and waits for engines first."""
@@ -159,6 +153,9 @@ def estimate_ratios(
     base: str,
     measurements: int = 1,
     times: Deviation = (0.0, 0),
+    *,
+    usual_times: Deviation = (0.008, 6),
+    fewest_freedom: int = 3,
 ) -> dict[str, RatioEstimate]:
     """Every role's time over the base role's, from one or two conditions of the caches.
 
@@ -171,16 +168,18 @@ def estimate_ratios(
     ``measurements`` takes a degree of freedom, as their builds have equal means in each round. ``times`` is the result
     of `time_deviation`.
 
-    - Confidence intervals have the variance between builds, and from `FEWEST_FREEDOM` on that between times.
+    - Confidence intervals have the variance between builds, and with ``fewest_freedom`` degrees of freedom that between
+      times: fewer are often wrong by chance.
     - The prediction interval is for another program that has as many builds, at another time, in one of the conditions:
       the variance between builds of both programs, twice that between times, and half of the difference between the
-      conditions.
+      conditions. The variance between times is combined with ``usual_times``, fitted to 132 claims beside independent
+      figures on three machines (docs/decisions/0006): a larger one gives wider intervals.
     """
     levels = [build_levels(each) for each in conditions]
     middle = {role: np.mean([each[role] for each in levels], axis=0) for role in levels[0]}
     between_builds = [variance_of_builds(each, measurements) for each in (middle, *levels)]
-    for_tests = times[0] ** 2 / measurements if times[1] >= FEWEST_FREEDOM else 0.0, times[1]
-    usual, time_freedom = _with_usual(times, USUAL_TIMES)
+    for_tests = times[0] ** 2 / measurements if times[1] >= fewest_freedom else 0.0, times[1]
+    usual, time_freedom = _with_usual(times, usual_times)
     time_variance = max(usual, times[0] ** 2)  # few looks that agree by chance do not prove a steady machine
     found = {}
     for role in middle:
@@ -364,7 +363,8 @@ class _Level(NamedTuple):
     rounds: Floats
 
 
-def _level(times: BuildTimes) -> _Level:
+def _level(times: BuildTimes, unknown_deviation: float = 0.024) -> _Level:
+    """The level of a run. Between builds, the largest deviation that was measured is assumed for one build a role."""
     logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
     if times.alone:
         return _Level(0.0, (0.0, math.inf), np.zeros(logs[0].shape[1]))
@@ -375,7 +375,7 @@ def _level(times: BuildTimes) -> _Level:
     beside = [[trimmed_mean(np.log(build)) for build in builds] for builds in times.beside]
     deviation, freedom = pooled_deviation([*levels, *beside])
     if not freedom:
-        deviation = UNKNOWN_DEVIATION
+        deviation = unknown_deviation
     variance = deviation**2 * sum(1 / len(group) for group in levels)
     ranked = logs[0].mean(axis=0) - logs[1].mean(axis=0) if times.reference else logs[0].ravel()
     center = float(np.mean(levels[0])) - (float(np.mean(levels[1])) if times.reference else 0.0)

@@ -35,17 +35,21 @@ USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or los
 
 
 def is_gain(
-    after: Iterable[Powers], before: Iterable[Powers], least_db: float = 0.1, most_loss_db: float = 0.05
+    after: Iterable[Powers],
+    before: Iterable[Powers],
+    least_db: float = 0.1,
+    most_loss_db: float = 0.05,
+    usable_db: float = USABLE_DB,
 ) -> bool:
     """Whether placements with usable outputs gain ``least_db`` in the mean, and none loses more than ``most_loss_db``.
 
     Their mean is no loss without any single sample either, whose gain may be chance. Smaller numbers accept more
-    corrections whose gain is not that of other data.
+    corrections whose gain is not that of other data. Outputs are usable from ``usable_db`` on.
     """
     pairs = [
         (new, old)
         for new, old in zip(after, before, strict=True)
-        if max(new.worst_db, old.worst_db) >= USABLE_DB and new.worst_db != old.worst_db
+        if max(new.worst_db, old.worst_db) >= usable_db and new.worst_db != old.worst_db
     ]
     gains = [new.worst_db - old.worst_db for new, old in pairs]
     if not gains or sum(gains) / len(gains) < least_db or min(gains) < -most_loss_db:

@@ -246,19 +246,19 @@ class Definition:
 
 
 def compared_with_definition(
-    model: Model, feeds: Iterable[Feed], backend: Backend, options: BuildOptions
+    model: Model, feeds: Iterable[Feed], backend: Backend, options: BuildOptions, samples: int = SAMPLES
 ) -> DefinitionEvidence | None:
-    """Compare the model as the backend runs it with its definition, on the first samples.
+    """Compare the model as the backend runs it with its definition, on the first ``samples``: more find rarer errors.
 
     ``None`` where they cannot be compared: one of them does not run, or no output is a float tensor, or it is random.
     """
     if not backend.capabilities(options).runs or model.random_nodes:
         return None
-    samples = list(islice(feeds, SAMPLES))
+    inputs = list(islice(feeds, samples))
     definition = Definition(model, backend, options)
     try:
-        expected = _outputs(definition.build, samples)
-        seen = _outputs(lambda: backend.build(require_path(model), options), samples)
+        expected = _outputs(definition.build, inputs)
+        seen = _outputs(lambda: backend.build(require_path(model), options), inputs)
     except BackendError:  # the caller reports a model that does not run
         return None
     by_output = {
@@ -269,8 +269,8 @@ def compared_with_definition(
     if not by_output:
         return None
     output = min(by_output, key=by_output.__getitem__)
-    found = DefinitionEvidence(sqnr_db=by_output[output], output=output, samples=len(samples))
-    return found if found.holds else replace(found, node=_likely_node(definition, backend, samples[0]))
+    found = DefinitionEvidence(sqnr_db=by_output[output], output=output, samples=len(inputs))
+    return found if found.holds else replace(found, node=_likely_node(definition, backend, inputs[0]))
 
 
 def definition_warning(found: DefinitionEvidence, backend: str, data: str, *, is_quantized: bool) -> str:

@@ -13,7 +13,7 @@ from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Contest
 from qdqspec.timing.bench import Bench
 from qdqspec.timing.race import Load
-from qdqspec.timing.stats import FEWEST_FREEDOM, time_deviation
+from qdqspec.timing.stats import time_deviation
 from qdqspec.types import Interval, LayerTime
 from tests.support.lab import REFERENCE, placement
 
@@ -90,7 +90,7 @@ def covered(words: dict[str, str], trials: int, seeds: int = 40) -> float:
 def test_intervals_cover_the_true_ratio_on_a_device_with_long_states() -> None:
     lab = Lab(0, STATES)
     lab.search(2)
-    assert time_deviation(lab.bench.series)[1] < FEWEST_FREEDOM  # too few looks to estimate the states
+    assert time_deviation(lab.bench.series)[1] < 3  # too few looks to estimate the states
     before = lab.device.seconds
     lab.claim()
     assert lab.device.seconds - before < 20  # shorter than a state

@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 
 from qdqspec.testing.records import alone_case
 from qdqspec.timing.stats import (
-    USUAL_TIMES,
     BuildTimes,
     build_deviation,
     drift,
@@ -181,7 +180,7 @@ def test_predictions_cover_figures_of_other_programs_in_both_conditions(
 
 
 def test_predictions_cover_figures_of_other_programs_with_usual_states_without_looks() -> None:
-    deviation, freedom = USUAL_TIMES
+    deviation, freedom = 0.008, 6  # the default of `estimate_ratios`
     random = np.random.default_rng(1)
     quiet = {"run": 0.01, "first": 0.01, "build": 0.003}
     inside = []
