@@ -108,7 +108,9 @@ def _row(
         )
         for variant, each in found.items():
             each.pop("tuned", None)
-            if variant in first and first[variant] not in timing.failures:
+            if why := timing.failures.get(first.get(variant, "")):
+                each["failed"] = why
+            elif variant in first:
                 each["ratio"] = timing.ratio(first[variant], "float").median
     return found
 

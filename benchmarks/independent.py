@@ -96,6 +96,8 @@ def time_models(
 ) -> Timing:
     """Time each file on one input: ``builds`` new builds, ``rounds`` rounds each, ``visit`` consecutive runs.
 
+    Inputs that a file does not have, since a search has fixed them, are not given to it.
+
     If the first build shows that this takes more than ``seconds``, each build has fewer rounds, at least two, and then
     there are fewer builds, at least three.
     """
@@ -111,7 +113,8 @@ def time_models(
                 continue
             try:
                 session = open_session(path)
-                sessions[role] = session, _runs(session, feed, visit)
+                own = {each.name: feed[each.name] for each in session.get_inputs()}
+                sessions[role] = session, _runs(session, own, visit), own
             except Exception as error:  # noqa: BLE001 - the reason is the result
                 failures[role] = reason_of(error)
         opened, number = time.monotonic() - started, 0
@@ -119,7 +122,7 @@ def time_models(
             order = list(sessions)
             shuffle.shuffle(order)
             for role in order:
-                samples.setdefault(role, []).append(_visit(*sessions[role], feed))
+                samples.setdefault(role, []).append(_visit(*sessions[role]))
             number += 1
             if not done and number == 1:
                 a_round = max(time.monotonic() - started - opened, 1e-9)

@@ -237,6 +237,8 @@ def _choose_display(config: pytest.Config) -> Display | None:
                 sys.stderr.flush()
             else:
                 reporter.ensure_newline()
+                if current_line(reporter):  # dots of -q, which no name of a file precedes
+                    reporter.write_line("")
                 reporter.write_line(line, flush=True)
 
     if reporter is None or verbosity < 0 or not can_draw(is_terminal=reporter.isatty()):
