@@ -22,6 +22,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,7 +187,12 @@ def interval_over_builds(logs: Sequence[float] | np.ndarray) -> Interval:
 def reason_of(error: BaseException) -> str:
     """An exception on one line, at most 160 characters."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:160]
+    return without_folders(f"{type(error).__name__}: {first}")[:160]
+
+
+def without_folders(text: str) -> str:
+    """A text in which paths are names of files: results are published, and folders are those of one machine."""
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+", "", text)
 
 
 # ---- data and outputs ---------------------------------------------------------------------------

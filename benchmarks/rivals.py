@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from independent import reason_of
+from independent import reason_of, without_folders
 from real_data import RealModel
 
 from qdqspec.graph.model import load_model
@@ -85,7 +85,7 @@ class Rival:
                 return f"stopped after {LIMIT_S:.0f} s"
             if not made.is_file():
                 lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-                return f"{self.name}: {lines[-1] if lines else done.returncode}"[:160]
+                return without_folders(f"{self.name}: {lines[-1] if lines else done.returncode}")[:160]
             try:
                 self.take(model.path, made, output)
             except Exception as error:  # noqa: BLE001 - the reason is the result

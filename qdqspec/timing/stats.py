@@ -364,7 +364,11 @@ class _Level(NamedTuple):
 
 
 def _level(times: BuildTimes, unknown_deviation: float = 0.024) -> _Level:
-    """The level of a run. Between builds, the largest deviation that was measured is assumed for one build a role."""
+    """The level of a run.
+
+    With one build for each role, ``unknown_deviation`` is assumed between builds, the largest that was measured: less
+    finds smaller changes, and more that are none.
+    """
     logs = [np.log(np.asarray(builds, np.float64)) for builds in (times.tuned, times.reference) if builds]
     if times.alone:
         return _Level(0.0, (0.0, math.inf), np.zeros(logs[0].shape[1]))

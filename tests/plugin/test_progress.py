@@ -19,8 +19,9 @@ def test_progress_without_a_terminal_is_a_line_a_minute_except_at_qq(project):
     project.add_to_conftest(HEARTBEAT)
     for capture in ("fd", "no"):
         project.run_apart("-q", f"--capture={capture}", CHECK).stdout.fnmatch_lines([LINE])
-    lines = project.run_apart("-q", "specs/a.qdq.yaml").outlines
-    assert all(line.startswith("[qdqspec]") for line in lines if "[qdqspec]" in line)  # not behind dots
+    lines = [line for line in project.run_apart("-q", "specs/a.qdq.yaml").outlines if "[qdqspec]" in line]
+    assert lines
+    assert all(line.startswith("[qdqspec]") for line in lines)  # not behind dots
     assert "[qdqspec]" not in project.run_apart("-qq", CHECK).stdout.str()
     project.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
 

@@ -39,7 +39,6 @@ from qdqspec.types import (
 
 RIGHT = "right"
 _NAME_WIDTH = 44
-_WIDE = 116  # characters of a table that does not fit on a terminal
 _NAMED_CASES = 4  # with one limit
 _SOURCES = {"cached": "from the cache", "replayed": "from the journal of an earlier run"}
 
@@ -98,12 +97,16 @@ def bounds_text(ratio: Interval | None) -> str:
     return "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
 
 
-def section_text(section: Section) -> str:
-    """A titled table, or titled text. A wide table of few rows has a line for each column instead."""
+def section_text(section: Section, widest: int = 116) -> str:
+    """A titled table, or titled text.
+
+    A table of few rows with more than ``widest`` characters in a line has a line for each column instead: with a larger
+    number its lines wrap on a terminal of 120 columns.
+    """
     body = section.text
     if section.rows:
         table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
-        if table.index("\n") > _WIDE and len(section.rows) < len(section.headers) / 2:
+        if table.index("\n") > widest and len(section.rows) < len(section.headers) / 2:
             turned = list(zip(section.headers, *section.rows, strict=True))
             table = str(tabulate(turned, tablefmt="plain", disable_numparse=True))
         body = f"{table}\n{body}" if body else table
