@@ -136,6 +136,9 @@ class _Raising:
         if by_rows and not is_transposed:
             self._transpose(stored, [1, 0])
         self._remove(steps[: steps.index(last) + 1])
+        columns = self._constants[stored].dims[0 if is_transposed else -1]
+        if columns == 1 and self._constants[scale].dims:  # the scale of the only column
+            is_single = False
         axis = None if is_single else int(not by_rows)
         weight = self._dequantize([stored, scale, node.input_at(3)], axis, before.input[1])
         return self._feed_operator(before, quantize, [weight])

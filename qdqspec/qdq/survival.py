@@ -85,7 +85,8 @@ class _After:
             # the result of a QGemm without an output scale is float
             makes = node.op_type == "QuantizeLinear" or (node.op_type == "QGemm" and any(node.inputs[7:8]))
             if makes or node.op_type.startswith("QLinear") or self._moves_integers(node):
-                self.integers.update(node.outputs[:1])
+                # the second output of others has positions, or a mask
+                self.integers.update(node.outputs if node.op_type == "Split" else node.outputs[:1])
 
     @cached_property
     def kernels(self) -> dict[str, Node]:

@@ -95,6 +95,9 @@ MODELS = {
     "products": lambda: _model(_PRODUCTS, w0=(_WIDTH, 5), w1=(_WIDTH, 5), bias=(5,)),
     "gemm": lambda: _model(f"{_GEMM}(f, w, bias)", w=(_WIDTH, 5), bias=(5,)),
     "gemm transposed": lambda: _model(f"{_GEMM}<transB = 1>(f, w, bias)", w=(5, _WIDTH), bias=(5,)),
+    "product of one column": lambda: _model("[product] y = MatMul(x, w)", w=(_WIDTH, 1)),
+    "gemm of one column": lambda: _model(f"{_GEMM}(f, w, bias)", w=(_WIDTH, 1), bias=(1,)),
+    "gemm of one row": lambda: _model(f"{_GEMM}<transB = 1>(f, w)", w=(1, _WIDTH)),
     "gemm without bias": lambda: _model(f"{_GEMM}<transB = 1>(f, w)", w=(5, _WIDTH)),
     "lstm": _lstm,
     "lstm of two directions": lambda: _lstm(2),
@@ -153,7 +156,9 @@ def test_strip_import_and_scheme_invert_the_insertion(name: str, tmp_path: Path)
     model = MODELS[name]()
     for weights in ("float", "integer"):
         quantized = Model(_inserted(model, weights))
-        assert bytes_of(strip_qdq(quantized, model).proto) == bytes_of(model.proto)
+        restored = strip_qdq(quantized, model)
+        assert bytes_of(restored.proto) == bytes_of(model.proto)
+        assert restored.notes[-1] == "equal to the reference"
         alone = Model(strip_qdq(quantized).proto)
         assert weights == "integer" or bytes_of(alone.proto) == bytes_of(model.proto)
         nodes = [[n.proto for n in each.nodes if not n.is_marker] for each in (alone, model)]

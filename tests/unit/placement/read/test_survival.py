@@ -80,6 +80,26 @@ def test_a_pair_is_not_lost_for_a_body_that_reads_only_the_shape(tmp_path: Path)
     assert (found.kept, found.lost) == (1, ())
 
 
+@pytest.mark.parametrize(
+    "halves",
+    [
+        "h, g = Split<axis = 1>(d, parts)",
+        "h = Slice(d, zero, two, one)  g = Slice(d, two, four, one)",  # ONNX Runtime makes a Split of both
+    ],
+)
+def test_integers_of_the_second_output_of_a_split_are_kept(tmp_path: Path, halves: str) -> None:
+    """YOLO and PicoDet split feature maps and reshape the parts."""
+    text = f"""g (float[1,4,2] x) => (float[2] y, float[1,2,2] v) {{
+        q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  {halves}
+        p = QuantizeLinear(g, s, z)  e = DequantizeLinear(p, s, z)  k = QuantizeLinear(h, s, z)
+        o = DequantizeLinear(k, s, z)  v = Neg(o)  [last] r = Reshape(e, flat)  i = QuantizeLinear(r, s, z)
+        j = DequantizeLinear(i, s, z)  y = ReduceSum<keepdims = 0>(j, one) }}"""
+    values = {"s": np.float32(0.1), "z": np.uint8(128), "parts": np.array([2, 2]), "flat": np.array([2, 2])}
+    values |= {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "four": np.array([4])}
+    for found in check_survival(saved(tmp_path / "model.onnx", text, **values), OURS):
+        assert (found.lost, found.pairs) == ((), 4), found.optimizer
+
+
 def test_all_pairs_that_an_optimizer_removes_are_reported_as_lost(tmp_path: Path, monkeypatch) -> None:
     def strips(model: Path, folder: Path) -> Path:
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
