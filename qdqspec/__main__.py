@@ -2,9 +2,8 @@
 
 import gc
 import io
+import signal
 import sys
-
-INTERRUPTED = 130  # the convention of shells
 
 
 def main() -> int:
@@ -17,7 +16,7 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted\n")
-        return INTERRUPTED
+        return 128 + signal.SIGINT  # the convention of shells
     finally:
         gc.freeze()  # the process ends: Python need not visit all objects once more
 

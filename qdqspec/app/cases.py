@@ -1,22 +1,15 @@
-"""Finds the cases of ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8``, and judges them in a session.
-
-Finding opens YAML only.
-"""
+"""Finds the cases of ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8``. It opens YAML only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qdqspec._core.config import Settings
 from qdqspec._core.registry import did_you_mean
-from qdqspec.errors import ConfigError, QdqspecError, SpecError
+from qdqspec.errors import ConfigError, SpecError
 from qdqspec.types import Case, Data, DataSource
-
-if TYPE_CHECKING:
-    from qdqspec.app.session import Session
 
 SPEC_SUFFIXES = (".qdq.yaml", ".qdq.yml")
 YAML = (".yaml", ".yml")
@@ -89,19 +82,6 @@ def find_case(reference: str, settings: Settings, base: Path) -> Case:
             cure=f"name one: {', '.join(f'{reference}::{case.id}' for case in cases)}",
         )
     return cases[0]
-
-
-def judge_case(session: Session, case: Case) -> dict[str, QdqspecError]:
-    """Judge the checks of a case, or search and measure if it has none; returns the errors of checks by id."""
-    errors: dict[str, QdqspecError] = {}
-    for check in case.checks:
-        try:
-            session.judge(case, check)
-        except QdqspecError as error:
-            errors[check.id] = error
-    if not case.checks:
-        session.evidence(case, frozenset({"latency", "parity"}))
-    return errors
 
 
 def with_paths(case: Case, path: Callable[[Path | None], Path | None]) -> Case:

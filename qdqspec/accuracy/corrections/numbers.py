@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec._core.arrays import Array, Floats
 from qdqspec.accuracy.corrections.layers import LinearLayer, find_layers
+from qdqspec.accuracy.corrections.problem import Problem, Ranges
 from qdqspec.graph import Model
 from qdqspec.graph.ops import copies_values, is_default, is_nearest
 from qdqspec.qdq import (
@@ -25,9 +25,6 @@ from qdqspec.qdq import (
     weight_key,
 )
 from qdqspec.types import Consumer, Method, Site
-
-if TYPE_CHECKING:
-    from qdqspec.accuracy.corrections.find import Problem, Ranges
 
 NARROW: Method = "percentile"  # the best method on SqueezeNet, the second best on a face detector
 _BOUNDED = frozenset({"Clip", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})

@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from qdqspec import __version__
-from qdqspec.__main__ import INTERRUPTED
 from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cli import compare, explain, init, machine, models, specs, tune, verify
-from qdqspec.app.cli.command import AS_JSON, COLOR, FINE, IMPOSSIBLE, NOTED, complain, say_error
+from qdqspec.app.cli.command import AS_JSON, COLOR, FINE, IMPOSSIBLE, INTERRUPTED, NOTED, complain, say_error
 from qdqspec.errors import QdqspecError
 
 VERBS = (  # in the order of the help

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qdqspec.graph import Model
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
+INTERRUPTED = 128 + signal.SIGINT  # the convention of shells
 
 COLOR: ContextVar[str] = ContextVar("color", default="auto")  # the value of --color of the running command
 AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)  # whether the running command has --json

@@ -16,7 +16,7 @@ from qdqspec._core import hooks
 from qdqspec._core.config import BUILD_OPTIONS, Settings, find_folder, note_owner, other_owner
 from qdqspec._core.files import RESULT, explained
 from qdqspec._core.progress import Display, Heartbeat, ProgressBar, can_draw, shown_on
-from qdqspec.app.cases import find_cases, judge_case
+from qdqspec.app.cases import find_cases
 from qdqspec.app.cli.command import (
     COLOR,
     FINE,
@@ -317,6 +317,8 @@ def _judge_cases(cases: list[Case], session: Session) -> list[str]:
 
     A case that cannot run on this machine is an error too, and the others are evaluated.
     """
+    from qdqspec.app.session import judge_case
+
     errors: list[str] = []
     for case in cases:
         found = session.availability(case)

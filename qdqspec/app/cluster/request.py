@@ -26,7 +26,7 @@ from qdqspec._core.files import replace_file
 from qdqspec._core.options import check_option
 from qdqspec._core.records import from_data, to_data
 from qdqspec._core.registry import resolve
-from qdqspec.app.cases import judge_case, with_paths
+from qdqspec.app.cases import with_paths
 from qdqspec.app.evidence.baselines import baseline_folder
 from qdqspec.checks import Check, requested
 from qdqspec.errors import ConfigError, DataError, QdqspecError
@@ -199,7 +199,7 @@ def main() -> int:
 
 def _answer(request: Mapping[str, Any], folder: Path, worker: Settings, progress: int) -> Answer:
     from qdqspec.app.report.record import record_to_json
-    from qdqspec.app.session import Session
+    from qdqspec.app.session import Session, judge_case
 
     def watch(state: object) -> None:
         os.write(progress, json.dumps(to_data(state)).encode() + b"\n")  # at once: several threads report

@@ -19,8 +19,8 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec.app.cases import is_spec
 from qdqspec.app.plugin import fixtures, hooks, state, summary
 from qdqspec.app.plugin._compat import is_worker
-from qdqspec.app.plugin.collect import CheckItem, PythonSpecFile, SpecFile
-from qdqspec.app.plugin.run import CheckFailed, without_traceback
+from qdqspec.app.plugin.collect import PythonSpecFile, SpecFile
+from qdqspec.app.plugin.run import CheckFailed, CheckItem, without_traceback
 from qdqspec.errors import ConfigError
 
 PYTHON_SPECS = "spec_*.py"

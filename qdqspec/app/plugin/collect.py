@@ -18,10 +18,10 @@ import pytest
 from qdqspec._core.config import Settings
 from qdqspec.app.cases import load_cases, with_paths
 from qdqspec.app.plugin._compat import DataModule
-from qdqspec.app.plugin.run import CheckFailed, run_check, without_traceback
+from qdqspec.app.plugin.run import CheckFailed, CheckItem, without_traceback
 from qdqspec.app.plugin.state import settings_of
 from qdqspec.errors import SpecError
-from qdqspec.types import Case, CheckSpec
+from qdqspec.types import Case
 
 # a conftest may replace these fixtures
 _CHANGING = ("qdq_model", "qdq_calibration", "qdq_metrics", "qdq_data")
@@ -128,31 +128,6 @@ class CaseNode(_Explained):
             item = CheckItem.of(self, self.case, check, first)
             first = first or item
             yield item
-
-
-class CheckItem(pytest.Function):
-    """One check of one case."""
-
-    cases: tuple[Case, ...]  # all cases of its spec
-    case: Case
-    check: CheckSpec
-
-    @classmethod
-    def of(
-        cls, parent: pytest.Collector, case: Case, check: CheckSpec, like: CheckItem | None = None
-    ) -> CheckItem:
-        """An item that runs the check through ordinary fixtures; ``like`` is an item of the case that has them."""
-        fixtures = None if like is None else like._fixtureinfo  # noqa: SLF001
-        item = cls.from_parent(parent, name=check.id, callobj=run_check, fixtureinfo=fixtures)
-        item.cases = getattr(parent.parent, "cases", ())
-        item.case = case
-        item.check = check
-        item.extra_keyword_matches.add(check.kind)
-        return item
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """The check's position in the spec, so that editors and annotations point to it."""
-        return self.path, self.check.line - 1, f"{self.case.name}::{self.check.id}"
 
 
 def unchanged_cases(items: Sequence[pytest.Item]) -> Iterator[Case]:

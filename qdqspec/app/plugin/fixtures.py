@@ -19,9 +19,9 @@ import pytest
 from qdqspec._core.units import origin_text
 from qdqspec.app.cases import find_case
 from qdqspec.app.cluster import open_session
-from qdqspec.app.plugin.collect import CheckItem, unchanged_cases
+from qdqspec.app.plugin.collect import unchanged_cases
 from qdqspec.app.plugin.hooks import device_key
-from qdqspec.app.plugin.run import model_path, show_progress, with_calibration
+from qdqspec.app.plugin.run import CheckItem, model_path, show_progress, with_calibration
 from qdqspec.app.plugin.state import settings_of, state_of
 from qdqspec.types import (
     Case,

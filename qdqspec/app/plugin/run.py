@@ -23,10 +23,9 @@ from qdqspec._core.units import origin_text
 from qdqspec.app.plugin._compat import current_line, is_worker, located_text, reporter_of, uncaptured
 from qdqspec.app.plugin.state import name_of, settings_of
 from qdqspec.errors import DataError, ModelError, QdqspecError, SpecError
-from qdqspec.types import Case, CheckResult, Data, DataSource, Evidence, Loader, Metric, Verdict
+from qdqspec.types import Case, CheckResult, CheckSpec, Data, DataSource, Evidence, Loader, Metric, Verdict
 
 if TYPE_CHECKING:
-    from qdqspec.app.plugin.collect import CheckItem
     from qdqspec.app.session import Session
 
 
@@ -43,6 +42,31 @@ class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
 
 class VerdictWarning(pytest.PytestWarning):
     """A check of ``severity: warn`` failed."""
+
+
+class CheckItem(pytest.Function):
+    """One check of one case."""
+
+    cases: tuple[Case, ...]  # all cases of its spec
+    case: Case
+    check: CheckSpec
+
+    @classmethod
+    def of(
+        cls, parent: pytest.Collector, case: Case, check: CheckSpec, like: CheckItem | None = None
+    ) -> CheckItem:
+        """An item that runs the check through ordinary fixtures; ``like`` is an item of the case that has them."""
+        fixtures = None if like is None else like._fixtureinfo  # noqa: SLF001
+        item = cls.from_parent(parent, name=check.id, callobj=run_check, fixtureinfo=fixtures)
+        item.cases = getattr(parent.parent, "cases", ())
+        item.case = case
+        item.check = check
+        item.extra_keyword_matches.add(check.kind)
+        return item
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The check's position in the spec, so that editors and annotations point to it."""
+        return self.path, self.check.line - 1, f"{self.case.name}::{self.check.id}"
 
 
 def run_check(

@@ -22,8 +22,8 @@ from qdqspec._core.registry import did_you_mean
 from qdqspec._core.units import percent_text
 from qdqspec.app.cases import YAML, find_cases, is_spec
 from qdqspec.app.plugin._compat import columns_of, has_collected
-from qdqspec.app.plugin.collect import CheckItem
 from qdqspec.app.plugin.hooks import modified_record
+from qdqspec.app.plugin.run import CheckItem
 from qdqspec.app.plugin.state import asked_for, settings_of, state_of
 from qdqspec.errors import QdqspecError
 from qdqspec.types import RunRecord

@@ -35,7 +35,7 @@ from qdqspec.app.session.tuning import AnyStrategy
 from qdqspec.app.session.work import CaseWork
 from qdqspec.backends import Availability, Isolated
 from qdqspec.checks import raised, requests_of
-from qdqspec.errors import ConfigError, DataError, StateError
+from qdqspec.errors import ConfigError, DataError, QdqspecError, StateError
 from qdqspec.graph import Model, load_model
 from qdqspec.qdq import import_placement
 from qdqspec.spec import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
@@ -363,6 +363,19 @@ class Session(Closing):
 
     def _tell(self, progress: Progress) -> None:
         (self.watch or log_progress)(progress)
+
+
+def judge_case(session: Session, case: Case) -> dict[str, QdqspecError]:
+    """Judge the checks of a case, or search and measure if it has none; returns the errors of checks by id."""
+    errors: dict[str, QdqspecError] = {}
+    for check in case.checks:
+        try:
+            session.judge(case, check)
+        except QdqspecError as error:
+            errors[check.id] = error
+    if not case.checks:
+        session.evidence(case, frozenset({"latency", "parity"}))
+    return errors
 
 
 def _joined(*given: Mapping[str, Metric]) -> dict[str, Metric]:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.backends._engine import one_line
-from qdqspec.backends.trtexec.process import shortened
 from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
+_LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
 _KEPT = 400  # lines; a builder that runs out of memory writes one for every kernel it drops
 _QUOTED = 4  # lines in a message
 _NOTED = 3  # warnings noted on the samples
@@ -33,6 +33,12 @@ _DROPPED = re.compile(r"Skipping tactic .*(insufficient|memory)", re.IGNORECASE)
 _NO_DRIVER = re.compile(r"\[checkMacros\.cpp::catchCudaError::\d+\].*?\(cudaError \d+: [^)]*\)+\.?")
 KERNELS = "Layers:"  # the beginning of the message with all compiled kernels
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
+
+
+def shortened(text: str) -> str:
+    """One line of limited length, with its middle removed."""
+    line, half = " ".join(text.split()), _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"
 
 
 def plainly(text: str) -> str:

@@ -32,6 +32,7 @@ from qdqspec._core.programs import end_of_log, end_program, start_program
 from qdqspec._core.units import signal_text, without_passwords
 from qdqspec.backends._engine import ask_program, check_names
 from qdqspec.backends.tensorrt.device import environment
+from qdqspec.backends.tensorrt.log import shortened
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph import Model
 from qdqspec.types import NOT_CAPTURED, ShapeProfile
@@ -99,7 +100,6 @@ _LINE = re.compile(
 )
 _RETRIED = "Error message: "  # after "Engine generation failed with backend strategy": another follows
 _READ = 4000  # characters of a line that are searched
-_LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
 
 
 class Message(NamedTuple):
@@ -154,13 +154,6 @@ def read_log(log: str) -> Report:
         if text and found["level"] in ("E", "F"):
             errors[shortened(text)] = None
     return Report(verdict=verdict, version=version, messages=tuple(messages), errors=tuple(errors))
-
-
-def shortened(text: str) -> str:
-    """One line of limited length, with its middle removed."""
-    line = " ".join(text.split())
-    half = _LONGEST // 2
-    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"
 
 
 # ---- the process -----------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from onnx_text import model_of, outputs_of
 from written_cases import digits_case, normal, written_case
 
 from qdqspec.accuracy.corrections import numbers
-from qdqspec.accuracy.corrections.find import is_gain
 from qdqspec.accuracy.corrections.numbers import widened
+from qdqspec.accuracy.corrections.problem import is_gain
 from qdqspec.accuracy.evaluator import Powers
 from qdqspec.app.preparation.files import write_placement
 from qdqspec.app.preparation.prepare import Prepared
