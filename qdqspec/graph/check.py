@@ -7,6 +7,7 @@ last because it, and shape inference after it, follow calls of functions by recu
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -42,6 +43,7 @@ _NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _OF_RUNTIME = ("LayerNormalization", "SimplifiedLayerNormalization")
 _RUNTIME_DOMAIN = "com.microsoft"
 _AGAIN = "export the model again"
+_UNTYPED = re.compile(r"instead is null|(?:inferred|declared)=0\b")  # by protobuf's number of no type
 _INLINE = "export the model without local functions, or with fewer"
 
 
@@ -111,13 +113,24 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
 def type_problem(proto: onnx.ModelProto) -> str:
     """The first problem in types and shapes that ONNX's checker finds beyond `check_model`; empty if there is none.
 
-    It is the strict inference of ``onnx.checker.check_model(..., full_check=True)``, on a copy without big weights.
+    It is the strict inference of ``onnx.checker.check_model(..., full_check=True)``, on a copy without big weights. It
+    knows no types of results of operators that are not ONNX's: types that are missing behind these are no problem.
     """
     try:
         shape_inference.infer_shapes(without_weights(proto), check_type=True, strict_mode=True)
     except Exception as error:  # noqa: BLE001 - see `check_model`
-        return " ".join(str(error).split()) or type(error).__name__
+        text = " ".join(str(error).split()) or type(error).__name__
+        return "" if _UNTYPED.search(text) and _has_foreign_nodes(proto) else text
     return ""
+
+
+def _has_foreign_nodes(proto: onnx.ModelProto) -> bool:
+    """Whether the model has operators that are neither ONNX's nor functions of it."""
+    known = {function.domain for function in proto.functions} | set(DEFAULT_DOMAINS)
+    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
+    return any(
+        node.domain not in known and not onnx.defs.has(node.op_type, domain=node.domain) for node in nodes
+    )
 
 
 def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
-from onnx_text import saved
+from onnx_text import parsed, saved
 from refused_models import (
     integers_with_other_values,
     mixed_float_types,
@@ -28,6 +28,7 @@ from qdqspec.app.session import Session
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.backends.onnxruntime.engine import OnnxRuntime
 from qdqspec.backends.tensorrt.engine import TensorRt
+from qdqspec.graph.check import type_problem
 from qdqspec.graph.model import Model, load_model
 from qdqspec.qdq.lint import lint_model
 from qdqspec.qdq.lint.rules import named_node
@@ -159,6 +160,25 @@ def test_a_model_that_the_runtime_loads_is_not_refused_for_the_checker(tmp_path:
     assert found.loaded
     assert [(f.id, f.severity) for f in found.findings if f.id == "ONX001"] == [("ONX001", "note")]
     assert next(f.id for f in lint_and_load(Model(proto), TARGET, loads=False).findings) == "ONX001"
+
+
+@pytest.mark.parametrize(("operator", "is_found"), [("com.microsoft.FastGelu", False), ("Softplus", True)])
+def test_results_of_a_runtimes_operators_that_have_no_type_for_the_checker_are_no_finding(
+    operator: str, *, is_found: bool
+) -> None:
+    """A voice detector with a dynamic kernel in a branch: ONNX's checker knows no type of what the branch gives."""
+    proto = parsed(
+        f"""g (bool c, float[1,1,4] x) => (float[1,1,4] y) {{
+            h = If(c) <then_branch: graph = a () => (float[1,1,4] p) {{ p = {operator}(x) }},
+                       else_branch: graph = b () => (float[1,1,4] q) {{ q = Identity(x) }}>
+            y = Identity(h) }}""",
+        17,
+    ).proto
+    for attribute in proto.graph.node[0].attribute:
+        attribute.g.output[0].ClearField("type")
+    if is_found:
+        proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    assert bool(type_problem(proto)) is is_found
 
 
 def test_a_model_is_not_loaded_where_the_runtime_is_missing_slow_or_of_another_version(
