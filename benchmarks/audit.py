@@ -100,7 +100,9 @@ class Audit:
                 regions = session.regions(case)
             if not _is_partition(regions):
                 return f"no partition by {by}"
-        everything = [node.name for node in self.model.nodes if node.op_type != "Constant"]
+        everything = [
+            node.name for node in self.model.nodes if node.op_type != "Constant" and not node.is_marker
+        ]
         leaves = [name for region in self.regions if region.type == "LEAF" for name in region.nodes]
         return OK if sorted(leaves) == sorted(everything) else "nodes without a leaf"
 
@@ -191,7 +193,7 @@ class Audit:
         """The shapes for builds: those given for dynamic inputs, and 1 for dynamic dimensions of others."""
         known = {name: self.given.shape(name) or () for name in self.given.inputs}
         given = {name: shape for name, shape in self.shapes.items() if None in known.get(name, ())}
-        dims = {name: given.get(name, tuple(d or 1 for d in shape)) for name, shape in known.items()}
+        dims = {name: given.get(name, tuple(max(d or 1, 1) for d in shape)) for name, shape in known.items()}
         shapes = {name: InputShape(min=own, opt=own, max=own) for name, own in dims.items()}
         return Inputs(profiles=(ShapeProfile(shapes=shapes),))
 

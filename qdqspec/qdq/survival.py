@@ -35,6 +35,7 @@ from qdqspec.types import Optimizer, SurvivalEvidence
 _MOVES = COPY_OPS | {
     "Concat", "Max", "MaxPool", "Min", "NhwcMaxPool", "ReduceMax", "ReduceMin", "Relu", "Resize", "TopK", "Where",
 }  # fmt: skip
+_COMPARES = frozenset({"ArgMax", "ArgMin"})  # integers are read, and their positions made
 _CONVERTS = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
 )
@@ -84,7 +85,7 @@ class _After:
         for node in self.model.nodes:  # topological order
             # the result of a QGemm without an output scale is float
             makes = node.op_type == "QuantizeLinear" or (node.op_type == "QGemm" and any(node.inputs[7:8]))
-            if makes or node.op_type.startswith("QLinear") or self._moves_integers(node):
+            if makes or node.op_type.startswith("QLinear") or self._has_integers(node, _MOVES):
                 # the second output of others has positions, or a mask
                 self.integers.update(node.outputs if node.op_type == "Split" else node.outputs[:1])
 
@@ -148,10 +149,11 @@ class _After:
         return "kept" if any(of_scale) else "lost"
 
     def _reads_integers(self, node: Node) -> bool:
-        return node.op_type.startswith(INTEGER_KERNELS) or self._moves_integers(node)
+        return node.op_type.startswith(INTEGER_KERNELS) or self._has_integers(node, _MOVES | _COMPARES)
 
-    def _moves_integers(self, node: Node) -> bool:
-        return node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
+    def _has_integers(self, node: Node, op_types: frozenset[str]) -> bool:
+        """Whether a node of these types reads integers."""
+        return node.op_type in op_types and any(name in self.integers for name in node.inputs[:1])
 
     def _has_same_scale(self, pair: FoundPair, dequantize: Node) -> bool:
         """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""

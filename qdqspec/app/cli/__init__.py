@@ -87,6 +87,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         near = next(filter(None, (did_you_mean(option, own) for option in options)), "")
         if "--data" in own and "--calibration" in options:  # its name elsewhere
             near = " (did you mean '--data'?)"
+        if {"--shapes", "--values"}.intersection(words) and ":" in named[0]:
+            near = " (several are separated by commas: --shapes x:1x8,y:2x3)"
         verb.error(f"unrecognized arguments: {shlex.join(named)}{near}")
     return arguments
 

@@ -39,6 +39,7 @@ ERRORS = [
     ),
     ("tune net.onnx --min 97 --evaluation e.npz", "--min: top1 is a share"),
     ("tune net.onnx --shapes x:1x", "is no list of shapes such as images:1x3x224x224"),
+    ("tune net.onnx --shapes x:1x8 y:1x2", "arguments: y:1x2 (several are separated by commas: --shapes "),
     ("tune net.onnx --values sr:wide", "is no list of values such as sr:16000"),
     ("tune net.onnx --min-shapes x:1", "--opt-shapes is missing"),
     ("tune net.onnx --opt-shapes x:1 --max-shapes z:4", "--max-shapes names 'z', and --opt-shapes does not"),

@@ -100,6 +100,14 @@ def test_integers_of_the_second_output_of_a_split_are_kept(tmp_path: Path, halve
         assert (found.lost, found.pairs) == ((), 4), found.optimizer
 
 
+def test_a_pair_is_kept_by_an_arg_max_of_integers(tmp_path: Path) -> None:
+    text = """g (float[1,4] x) => (int64[1] y) {
+        q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = ArgMax<axis = 1, keepdims = 0>(d) }"""
+    path = saved(tmp_path / "model.onnx", text, s=np.float32(0.1), z=np.uint8(128))
+    for found in check_survival(path, OURS):
+        assert (found.lost, found.pairs) == ((), 1), found.optimizer
+
+
 def test_all_pairs_that_an_optimizer_removes_are_reported_as_lost(tmp_path: Path, monkeypatch) -> None:
     def strips(model: Path, folder: Path) -> Path:
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
