@@ -49,18 +49,23 @@ class FoundCorrections:
     numbers: Quantizer | None = None
 
 
-def find_corrections(task: CorrectionTask, judgements: float = 6) -> FoundCorrections:
+def find_corrections(
+    task: CorrectionTask, judgements: float = 6, slow_share: float = 0.5
+) -> FoundCorrections:
     """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.
 
     If all placements are below 10 dB, only equalization is tried: such outputs tell nothing about placements that can
     be selected. A judgement takes a part of the time, one of ``judgements``: where it would take longer, it is on fewer
-    samples. A correction for which the runtime fails is not used. Raises `BackendError` if that is before the first
-    one, and `RehearsalRefusedError` if the model cannot be rehearsed.
+    samples. If the first one takes ``slow_share`` of the time, nothing is tried, as that would take several times as
+    long: a larger share finds more for slow models, and leaves less time to their searches. A correction for which the
+    runtime fails is not used. Raises `BackendError` if that is before the first one, and `RehearsalRefusedError` if the
+    model cannot be rehearsed.
     """
     failures = dict[str, str]()
     errors = task.errors(task.model, task.numbers, 1 / judgements)
     problem = Problem(task=task, model=task.model, numbers=task.numbers, errors=errors)
-    for name, apply in CORRECTIONS.items():
+    possible = {} if task.is_over(slow_share) else CORRECTIONS
+    for name, apply in possible.items():
         is_possible = name == "equalization" or any(each.worst_db >= USABLE_DB for each in problem.errors)
         is_enough = problem.errors[0].worst_db >= task.enough_db
         if name not in task.allowed or not is_possible or is_enough or task.is_over():

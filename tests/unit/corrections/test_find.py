@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from onnx_text import model_of, outputs_of
 from written_cases import digits_case, normal, written_case
 
-from qdqspec.accuracy.corrections import numbers
+from qdqspec.accuracy.corrections import CorrectionTask, numbers
 from qdqspec.accuracy.corrections.numbers import widened
 from qdqspec.accuracy.corrections.problem import is_gain
 from qdqspec.accuracy.evaluator import Powers
@@ -163,6 +163,23 @@ def test_a_correction_that_fails_does_not_remove_the_others(
     work = prepared(session, models, tmp_path, ("ranges", "bias"))
     assert [(gain.name, gain.taken) for gain in work.corrections.gains] == [("bias", True)]
     assert "the correction 'ranges' could not be tried: the runtime ended" in work.warnings
+
+
+@pytest.mark.usefixtures("saturates")
+@pytest.mark.parametrize(("spent", "is_tried"), [(0.4, True), (0.6, False)])
+def test_a_model_whose_first_judgement_takes_half_of_the_time_is_not_corrected(
+    session: Session,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spent: float,
+    *,
+    is_tried: bool,
+) -> None:
+    """Equalization of a model of 0.4 s a run took 33 of the 60 seconds of its search, of which it may take 9."""
+    monkeypatch.setattr(CorrectionTask, "is_over", lambda _, share=1.0: spent > share)
+    work = prepared(session, models, tmp_path, ("bias",))
+    assert bool(work.corrections.gains) is is_tried
 
 
 def test_an_output_that_is_a_sequence_does_not_prevent_corrections(session: Session, tmp_path: Path) -> None:
