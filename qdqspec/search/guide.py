@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from qdqspec._core.arrays import Floats
+from qdqspec.accuracy import power_of
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits
@@ -57,7 +58,8 @@ class Guide:
     ``close_db`` above their aim: less takes more predictions, and leaves less of the limit unused. A limit is binding
     if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
     ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer builds, and may lose a
-    winner.
+    winner. Labels whose noise alone is ``loud_db`` below a binding limit are left out of placements by one rule: a
+    smaller one leaves out labels that may win after all.
     """
 
     oracle: AccuracyOracle | None
@@ -70,6 +72,7 @@ class Guide:
     close_db: float = 0.4
     binding_db: float = 3.0
     bracket_db: float = 1.0
+    loud_db: float = 3.0
     # noise of each (unit, label), once known
     _shares: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     # of predictions over the sum of noise, by the last one
@@ -182,6 +185,14 @@ class Guide:
             return known
         others = (self._shares.get((unit, other)) for other in self.space.by_id[unit].labels)
         return max((own for own in others if own is not None), default=0.01)
+
+    def without_loud(self, labels: Mapping[str, Label]) -> dict[str, Label]:
+        """The labels without those whose noise alone is clearly below a binding limit: no winner has them."""
+        aim_db = self.limits.aim_db
+        if not self.is_limited or aim_db is None or not self.has_noise:
+            return dict(labels)
+        most = power_of(aim_db - self.loud_db)
+        return {unit: label for unit, label in labels.items() if self.noise_of(unit, label) <= most}
 
     def block_noise(self, blocks: Sequence[UnitBlock]) -> Floats | None:
         """The noise of blocks under each code; ``None`` if unknown."""

@@ -234,11 +234,22 @@ def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_i
         trials, device = searched(seed, 38.0, oracle)
         assert "sensitivity" not in {trial.phase for trial in trials}
         built = [trial for trial in trials if trial.phase != "pure"]  # others are built for their profiles
-        below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / len(built))
+        below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / max(1, len(built)))
         distances.append(distance(trials, device, lambda p: oracle.truth(p) >= 38.0))
     assert np.mean(distances) <= 1.02
     assert max(distances) <= 1.1
     assert max(below) <= 0.2
+
+
+def test_labels_whose_noise_alone_exceeds_the_limit_are_never_built() -> None:
+    """A voice detector: everything quantized had -11 dB by the sum of a power spectrum, and 18 dB without it."""
+    oracle = Additive(small_space())
+    loud = max(oracle.powers, key=oracle.powers.__getitem__)
+    trials, _ = searched(0, 38.0, oracle)
+    assert any(trial.placement.sites for trial in trials)
+    assert not any(loud in dict(trial.placement.labels) for trial in trials)
+    free, _ = searched(0, 20.0, oracle)
+    assert any(loud in dict(trial.placement.labels) for trial in free)
 
 
 def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
