@@ -58,7 +58,7 @@ class Guide:
     ``close_db`` above their aim: less takes more predictions, and leaves less of the limit unused. A limit is binding
     if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
     ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer builds, and may lose a
-    winner. Labels whose noise alone is ``loud_db`` below a binding limit are left out of placements by one rule: a
+    winner. Labels whose SQNR alone is ``loud_db`` below a binding limit are left out of placements by one rule: a
     smaller one leaves out labels that may win after all.
     """
 
@@ -187,7 +187,7 @@ class Guide:
         return max((own for own in others if own is not None), default=0.01)
 
     def without_loud(self, labels: Mapping[str, Label]) -> dict[str, Label]:
-        """The labels without those whose noise alone is clearly below a binding limit: no winner has them."""
+        """The labels without those whose SQNR alone is clearly below a binding limit: no winner has them."""
         aim_db = self.limits.aim_db
         if not self.is_limited or aim_db is None or not self.has_noise:
             return dict(labels)
