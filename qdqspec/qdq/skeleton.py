@@ -197,7 +197,7 @@ def _describe_change(a: Skeleton, b: Skeleton, name: str) -> str:
     one, other = a.operators[name], b.operators[name]
     if (one.op_type, one.domain) != (other.op_type, other.domain):
         return f"{one.op_type} > {other.op_type}"
-    if _attributes(a.model, one) != _attributes(b.model, other):
+    if _read_attributes(a.model, one) != _read_attributes(b.model, other):
         return "other attributes"
     if a.sources(one) != b.sources(other):
         return f"reads {a.reads(one)} > {b.reads(other)}"
@@ -206,7 +206,7 @@ def _describe_change(a: Skeleton, b: Skeleton, name: str) -> str:
     return ""
 
 
-def _attributes(model: Model, node: Node) -> dict[str, bytes]:
+def _read_attributes(model: Model, node: Node) -> dict[str, bytes]:
     """The attributes of a node, without the bodies whose nodes are nodes of the model."""
     has_bodies = node.name in model.bodies
     kept = (
