@@ -24,16 +24,14 @@ from qdqspec.types import NOT_CANDIDATES, Placement, SearchLimits, Trial
 class Proposal:
     """A placement to build: ``phase`` is written to the journal, ``profile`` requests layer times.
 
-    A proposal that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes only,
-    and raced against the same nodes in float. Neither is a candidate or counts in the budget; their phases are among
-    `qdqspec.types.NOT_CANDIDATES`. One that ``informs`` is built for the times of its kernels, even if it is expected
-    to miss a limit.
+    A proposal with a ``subgraph`` is built of these nodes only, and raced against the same nodes in float. It is no
+    candidate and does not count in the budget; its phase is among `qdqspec.types.NOT_CANDIDATES`. One that ``informs``
+    is built for the times of its kernels, even if it is expected to miss a limit.
     """
 
     placement: Placement
     phase: str
     profile: bool = False
-    timed: bool = True
     informs: bool = False
     subgraph: tuple[str, ...] = ()
 
@@ -115,7 +113,7 @@ class Stepwise(ABC):
         self.trials: list[Trial] = []
         self.failed: list[Trial] = []
         self._steps = self._begin()
-        self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
+        self._asked = set[tuple[str, tuple[str, ...]]]()
         self._waiting: list[Proposal] = []  # of the present step, not yet asked for
         self._answers: list[Trial] = []
         self._unanswered = 0
@@ -157,25 +155,20 @@ class Stepwise(ABC):
         return not self._waiting and not self._unanswered
 
     def _advance(self, answers: list[Trial] | None) -> None:
-        """Run the generator to its next step with a new proposal.
-
-        A proposal that was only measured for accuracy may still be raced.
-        """
+        """Run the generator to its next step with a new proposal."""
         with suppress(StopIteration):
             while not self._waiting:
                 proposals = next(self._steps) if answers is None else self._steps.send(answers)
                 answers = []
                 for each in proposals:
                     key = each.placement.digest, each.subgraph
-                    was_timed = self._asked.get(key)
-                    self._asked[key] = each.timed or bool(was_timed)
-                    is_unasked = was_timed is None or (each.timed and not was_timed)
-                    if is_unasked and self._may_be_built(each):
+                    if key not in self._asked and self._may_be_built(each):
                         self._waiting.append(each)
+                    self._asked.add(key)
 
     def _may_be_built(self, proposal: Proposal) -> bool:
         """Whether a proposal is not built to win, or not expected to miss the metric's limit, by builds so far too."""
-        is_candidate = proposal.timed and not proposal.subgraph and not proposal.informs
+        is_candidate = not proposal.subgraph and not proposal.informs
         return not is_candidate or self.guide.keeps_metric(proposal.placement)
 
     # ---- for strategies -------------------------------------------------------------------------
@@ -196,15 +189,18 @@ class Stepwise(ABC):
         return spent_by_unit(self.space, self.trials[0].layers)
 
     def is_new(self, placement: Placement) -> bool:
-        """Whether timing a placement of the whole model was not requested yet, under any labels."""
-        return not self._asked.get((placement.digest, ()), False)
+        """Whether a placement of the whole model was not requested yet, under any labels."""
+        return (placement.digest, ()) not in self._asked
 
     def is_worth_building(self, placement: Placement) -> bool:
         """Whether a placement is new, and not expected to miss a limit."""
         return self.is_new(placement) and self.guide.is_worth_building(placement)
 
-    def fitted_everything(self) -> list[Proposal]:
-        """Everything quantized, in each format, as far as the limits allow; without what is not worth a build."""
+    def fitted_everything(self, *, predictions: int = 8) -> list[Proposal]:
+        """Everything quantized, in each format, as far as the limits allow; without what is not worth a build.
+
+        For ``predictions`` see `Guide.meet`.
+        """
         everything = (self.space.everything(choice.name) for choice in self.space.choices)
-        placements = [self.guide.fitted(labels, self.spent) for labels in everything]
+        placements = [self.guide.fitted(labels, self.spent, predictions=predictions) for labels in everything]
         return [profiled(placed, "pure") for placed in placements if self.is_worth_building(placed)]

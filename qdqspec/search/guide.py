@@ -19,7 +19,7 @@ from qdqspec.accuracy import power_of
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits
-from qdqspec.types import EXACT_DB, Label, LabelNoise, Placement, Trial
+from qdqspec.types import Label, LabelNoise, Placement, Trial
 
 MOST_NOISE = 1e9  # over signal; of a unit whose rehearsed outputs have no signal it would be infinite
 
@@ -77,30 +77,19 @@ class Guide:
     _shares: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     # of predictions over the sum of noise, by the last one
     _offset_db: float = field(default=0.0, init=False)
-    # of the sum of noise in builds, if it predicts
-    _errors: list[float] | None = field(default=None, init=False)
 
     def learn(self, trial: Trial) -> None:
         """Learn from a trial; the limits of a search that runs have learnt from it before."""
         self.limits.learn(trial)
         if self.oracle is not None:
             self.oracle.learn(trial)
-        if self._errors is not None and trial.sqnr_db is not None and trial.placement.sites:
-            self._errors.append(trial.sqnr_db - self._sum_db(trial.placement))
-
-    def predict_by(self, noise: Mapping[tuple[str, Label], float], trials: Sequence[Trial]) -> None:
-        """Predict by the sum of the noise of each (unit, label), corrected by builds, instead of by the oracle."""
-        self.oracle, self._errors, self._shares = None, [], dict(noise)
-        for trial in trials:
-            self.learn(trial)
 
     # ---- predictions ----------------------------------------------------------------------------
 
     @property
     def margin_db(self) -> float:
         """By how much compositions aim above a limit: they meet it with a probability of 0.7."""
-        doubt_db = 0.0 if self._errors is None else 1.0  # the noise of neighbours does not add up
-        return self.doubt_share * (doubt_db if self.oracle is None else self.oracle.doubt_db)
+        return 0.0 if self.oracle is None else self.doubt_share * self.oracle.doubt_db
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a placement, measured if it was built; ``None`` if unknown."""
@@ -109,9 +98,6 @@ class Guide:
 
     def unbuilt_db(self, placement: Placement) -> float | None:
         """The expected SQNR of a placement without what was measured of it."""
-        if self._errors is not None:
-            error_db = float(np.median(self._errors or [0.0]))
-            return self._sum_db(placement) + error_db if placement.sites else EXACT_DB
         return None if self.oracle is None else self.oracle.predicted_db(placement)
 
     def admits(self, placement: Placement, least_db: float | None) -> bool:
@@ -194,9 +180,9 @@ class Guide:
         most = power_of(aim_db - self.loud_db)
         return {unit: label for unit, label in labels.items() if self.noise_of(unit, label) <= most}
 
-    def block_noise(self, blocks: Sequence[UnitBlock]) -> Floats | None:
-        """The noise of blocks under each code; ``None`` if unknown."""
-        if not self.has_noise:
+    def block_noise(self, blocks: Sequence[UnitBlock], *, is_assumed: bool = False) -> Floats | None:
+        """The noise of blocks under each code; ``None`` if unknown, or that of units of equal noise if assumed so."""
+        if not self.has_noise and not is_assumed:
             return None
         noise = np.zeros((len(blocks), len(self.space.labels)))
         for block in blocks:
@@ -208,11 +194,13 @@ class Guide:
 
     # ---- placements within limits ---------------------------------------------------------------
 
-    def fitted(self, labels: Mapping[str, Label], worth: Mapping[str, float]) -> Placement:
+    def fitted(
+        self, labels: Mapping[str, Label], worth: Mapping[str, float], *, predictions: int = 8
+    ) -> Placement:
         """Labels of the units of most worth that are expected to meet the limits; all where no limit is binding.
 
         ``worth`` is that of quantizing each unit, such as its time or its multiplications. All units count as equally
-        noisy if the noise of single labels is unknown.
+        noisy if the noise of single labels is unknown. For ``predictions`` see `meet`.
         """
         resolve, whole = self.space.resolve, self.space.resolve(labels)
         self.keeps_metric(resolve(self.space.everything()))  # shows whether the metric's limit is binding
@@ -224,20 +212,24 @@ class Guide:
             self._offset_db = predicted - self._sum_db(whole)
         noise = {unit: self.noise_of(unit, label) for unit, label in labels.items()}
         found = self.within_limits(
-            lambda most: resolve({unit: labels[unit] for unit in units_within(noise, worth, most)})
+            lambda most: resolve({unit: labels[unit] for unit in units_within(noise, worth, most)}),
+            predictions=predictions,
         )
         return found or resolve({})
 
-    def within_limits(self, placed: Callable[[float], Placement], *, rehearsals: int = 6) -> Placement | None:
+    def within_limits(
+        self, placed: Callable[[float], Placement], *, rehearsals: int = 6, predictions: int = 8
+    ) -> Placement | None:
         """The placement of the lowest SQNR that is expected to meet the limits; ``None`` for none.
 
         ``placed`` gives the placement for an allowed sum of noise. Each rehearsal of the task metric moves the SQNR,
-        until it is bracketed. Fewer ``rehearsals`` take less time, and leave more of the metric's limit unused.
+        until it is bracketed. Fewer ``rehearsals`` take less time, and leave more of the metric's limit unused. For
+        ``predictions`` see `meet`.
         """
         best = None
         for _ in range(rehearsals):
             least_db = self.limits.aim_db
-            placement = None if least_db is None else self.meet(least_db, placed)
+            placement = None if least_db is None else self.meet(least_db, placed, predictions=predictions)
             if placement is None:
                 break
             if self.keeps_metric(placement):

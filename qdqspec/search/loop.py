@@ -40,7 +40,6 @@ class Built:
     trial: Trial
     engine: Engine | None = None
     profile: bool = False
-    timed: bool = True
 
     @property
     def ok(self) -> bool:
@@ -85,7 +84,7 @@ class Contest:
         except (BackendError, PlacementError) as error:
             trial = replace(trial, status="failed", error=self._bench.reason(error))
         trial = replace(trial, build_seconds=time.perf_counter() - started)
-        return Built(trial, engine, profile=proposal.profile, timed=proposal.timed)
+        return Built(trial, engine, profile=proposal.profile)
 
     def measure(self, built: Built) -> Trial:
         """The trial of a built candidate. Its engine is closed unless it won; a failure of the backend is a trial."""
@@ -123,8 +122,6 @@ class Contest:
         bench, limits = self._bench, self.limits
         with bench.several(built.trial.placement, _open(built)) as several:
             trial = limits.measure(built.trial, several)
-        if not built.timed:
-            return trial
         before = self._seen.get(trial.graph_hash) if trial.graph_hash and self.best is not None else None
         if before is not None:
             opponent = before.placement.digest

@@ -103,9 +103,8 @@ class AccuracyBound:
 
 FLOAT32 = "float32"  # role of the model without pairs where candidates are converted to float32
 GIVEN = "given"  # phase and role of the model as it was given, if it is quantized
-# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, or build a part of
-# the model.
-NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
+# Phases whose builds are not candidates: they repeat one, or build a part of the model.
+NOT_CANDIDATES = ("confirm", "noise", "commit", "isolated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

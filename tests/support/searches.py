@@ -155,7 +155,7 @@ class Device(Oracle):
         """The trial of a proposal."""
         best = self._best
         trial = replace(super().answer(proposal), sqnr_db=self.truth.truth(proposal.placement))
-        if proposal.timed and (self.least is None or trial.reaches(self.least)):
+        if self.least is None or trial.reaches(self.least):
             return trial
         self._best = best
         return replace(trial, incumbent=False, race=None)

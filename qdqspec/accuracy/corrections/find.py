@@ -50,7 +50,7 @@ class FoundCorrections:
 
 
 def find_corrections(
-    task: CorrectionTask, judgements: float = 6, slow_share: float = 0.5
+    task: CorrectionTask, judgements: float = 6, slow_share: float = 0.3
 ) -> FoundCorrections:
     """Try each allowed correction in turn, until the first placement has enough SQNR or the time is up.
 

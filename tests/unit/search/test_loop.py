@@ -216,7 +216,7 @@ class Device(Contest):
             score = min(1.0, (sqnr_db + int(trial.placement.digest[:4], 16) / 0x7FFF) / 50)
             trial = replace(trial, sqnr_db=sqnr_db, accuracy=score)
         self.limits.learn(trial)
-        if proposal.subgraph or not proposal.timed or not self.limits.admits(trial.placement):
+        if proposal.subgraph or not self.limits.admits(trial.placement):
             self._oracle._best = best
             trial = replace(trial, incumbent=False)
         self.best = trial.ratio if trial.incumbent else self.best

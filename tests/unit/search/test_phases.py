@@ -78,7 +78,6 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
 def test_the_winner_meets_the_sqnr_limit_also_without_one_phase(
     monkeypatch: pytest.MonkeyPatch, seed: int, without: object
 ) -> None:
-    """Blocks that are measured alone are no candidates."""
     phases = [each for each in Attribution.phases if each is not without]
     monkeypatch.setattr(Attribution, "phases", phases)
     trials, oracle = searched(seed, 38.0)
@@ -86,10 +85,6 @@ def test_the_winner_meets_the_sqnr_limit_also_without_one_phase(
     assert (winner.sqnr_db or 0.0) >= 38.0
     if without is None:
         assert oracle.cost(winner.placement) < oracle.cost(oracle.space.resolve({}))
-    alone = [trial for trial in trials if trial.phase == "sensitivity"]
-    assert len(alone) <= len(oracle.space.units)
-    assert bool(alone) or without is not None
-    assert not any(trial.incumbent for trial in alone)
 
 
 def scored_search(
@@ -232,13 +227,22 @@ def test_winners_within_a_limit_are_close_to_the_best_and_few_builds_are_below_i
     oracle = Additive(small_space())
     for seed in range(30):
         trials, device = searched(seed, 38.0, oracle)
-        assert "sensitivity" not in {trial.phase for trial in trials}
         built = [trial for trial in trials if trial.phase != "pure"]  # others are built for their profiles
         below.append(sum((trial.sqnr_db or 0.0) < 38.0 for trial in built) / max(1, len(built)))
         distances.append(distance(trials, device, lambda p: oracle.truth(p) >= 38.0))
     assert np.mean(distances) <= 1.02
     assert max(distances) <= 1.1
     assert max(below) <= 0.2
+
+
+def test_the_first_candidate_under_a_limit_may_win() -> None:
+    """A network of .4 s a run: the time was over before a candidate within the limit was built."""
+    oracle = Additive(small_space())
+    for least_db in (36.0, 38.0, 40.0):
+        trials, device = searched(0, least_db, oracle)
+        first = next(trial for trial in trials if trial.placement.sites)
+        assert oracle.truth(first.placement) >= least_db
+        assert device.cost(first.placement) < device.cost(device.space.resolve({}))
 
 
 def test_labels_whose_noise_alone_exceeds_the_limit_are_never_built() -> None:
@@ -259,12 +263,11 @@ def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
 
 
 def test_an_oracle_without_predictions_and_a_limit_that_does_not_bind_change_nothing() -> None:
-    """Sensitivity builds replace the oracle. Full quantization that meets the limit needs one prediction."""
+    """Full quantization that meets the limit needs one prediction."""
     silent, easy = Additive(small_space(), noise=False), Additive(small_space())
     for least, oracle in ((38.0, silent), (20.0, easy)):
         guided, free = searched(0, least, oracle)[0], searched(0, least)[0]
         assert [trial.placement for trial in guided] == [trial.placement for trial in free]
-        assert ("sensitivity" in {trial.phase for trial in guided}) == (oracle is silent)
     assert easy.asked == 1
 
 
