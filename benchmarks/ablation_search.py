@@ -18,7 +18,7 @@ from typing import Any
 from metric_limit import metric_options
 from real_data import RealModel
 
-PHASES = ("uniform", "leave_out", "measure_noise", "compose", "flip")  # `Attribution.phases`
+PHASES = ("uniform", "leave_out", "compose", "flip")  # `Attribution.phases`
 CORRECTIONS = ("corrections", "bias", "bits", "equalization", "ranges")
 
 

@@ -77,10 +77,12 @@ class Guide:
     _shares: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     # of predictions over the sum of noise, by the last one
     _offset_db: float = field(default=0.0, init=False)
+    _has_missed: bool = field(default=False, init=False)  # whether a build was below the SQNR limit
 
     def learn(self, trial: Trial) -> None:
         """Learn from a trial; the limits of a search that runs have learnt from it before."""
         self.limits.learn(trial)
+        self._has_missed |= bool(trial.ok and self.limits.excludes(trial.placement))
         if self.oracle is not None:
             self.oracle.learn(trial)
 
@@ -128,18 +130,23 @@ class Guide:
         least_db = self.limits.min_sqnr_db if self.is_bound else None
         return self.admits(placement, least_db) and self.keeps_metric(placement)
 
-    @cached_property
+    @property
     def is_bound(self) -> bool:
-        """Whether the SQNR limit is binding, decided once from the prediction for everything quantized."""
+        """Whether the SQNR limit is binding: a build missed it, or everything quantized is expected near it."""
+        return self.binds and (self._has_missed or self._is_near)
+
+    @cached_property
+    def _is_near(self) -> bool:
+        """Whether everything quantized is predicted at most ``binding_db`` above the SQNR limit."""
         space, least_db = self.space, self.limits.min_sqnr_db
-        if self.oracle is None or least_db is None or not self.binds or not space.units:
+        if self.oracle is None or least_db is None or not space.units:
             return False
         found = [self.predicted_db(space.resolve(space.everything(c.name))) for c in space.choices]
         return any(db is not None and db < least_db + self.binding_db for db in found)
 
     @property
     def is_limited(self) -> bool:
-        """Whether the SQNR limit is binding, or a placement missed the task metric's limit."""
+        """Whether the SQNR limit is binding, or a placement missed that of the task metric."""
         return self.is_bound or bool(self.limits.scored.lost)
 
     # ---- noise ----------------------------------------------------------------------------------

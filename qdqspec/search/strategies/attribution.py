@@ -9,8 +9,8 @@ from qdqspec.search.base import Steps, Stepwise
 from qdqspec.search.energy import Energy
 from qdqspec.search.phases.compose import compose
 from qdqspec.search.phases.flip import flip
+from qdqspec.search.phases.front import front
 from qdqspec.search.phases.leave_out import leave_out
-from qdqspec.search.phases.measure_noise import measure_noise
 from qdqspec.search.phases.uniform import uniform
 from qdqspec.types import Trial
 
@@ -25,7 +25,7 @@ class Attribution(Stepwise):
 
     - `uniform` leaves profiles of each unit under each label, among neighbours that have it too.
     - `leave_out` leaves no label of a block in `energy` with which a placement did not build.
-    - `measure_noise` leaves `energy.noise`, if a front is sought or the limit was exceeded.
+    - `front` leaves the placements of a front of time and accuracy, if one is sought.
     - `compose` leaves no composition, within the limit if the noise is known, that the energy expects to save
       `least_gain` of the incumbent's time.
     - `flip` leaves no change of a single block that the energy expects to save `least_gain` of the incumbent's time.
@@ -33,7 +33,7 @@ class Attribution(Stepwise):
     ``least_gains`` is the share of the time that a build must be expected to save, by preset: less has more builds.
     """
 
-    phases: ClassVar[Sequence[Phase]] = (uniform, leave_out, measure_noise, compose, flip)
+    phases: ClassVar[Sequence[Phase]] = (uniform, leave_out, front, compose, flip)
     least_gains: ClassVar[Mapping[str, float]] = {"quick": 0.03, "default": 0.01, "extensive": 0.0}
     _energy: Energy | None = None
 
@@ -57,11 +57,16 @@ class Attribution(Stepwise):
 
     @property
     def energy(self) -> Energy:
-        """The energy of labellings. Its blocks are the kernels of the trials before it was first asked for."""
+        """The energy of labellings. Its blocks are the kernels of the trials before it was first asked for.
+
+        It has the noise of blocks, by rehearsals, once a limit binds, or for a front: one of a model that cannot be
+        rehearsed counts all units as equally noisy.
+        """
+        is_front, guide = self.setup.pareto, self.guide
         if self._energy is None:
             self._energy = Energy.of(self.space, self.trials)
-            if self.guide.is_limited:
-                self._energy.noise = self.guide.block_noise(self._energy.blocks)
+        if self._energy.noise is None and (is_front or guide.is_limited):
+            self._energy.noise = guide.block_noise(self._energy.blocks, is_assumed=is_front)
         return self._energy
 
     @property
