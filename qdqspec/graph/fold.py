@@ -252,8 +252,15 @@ def _is_of_type(value: object, known: TensorType) -> bool:
     return fits and helper.np_dtype_to_tensor_dtype(value.dtype) == known.elem_type
 
 
-# Inputs of operators that may be weights, or biases.
-_WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "LSTM": (1, 2), "MatMul": (0, 1)}
+# Inputs of operators that may be weights, biases or statistics.
+_WEIGHTS = {
+    "BatchNormalization": (1, 2, 3, 4),
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Gemm": (1, 2),
+    "LSTM": (1, 2),
+    "MatMul": (0, 1),
+}
 _MOST_BYTES = 1 << 30  # of a computed weight
 
 

@@ -78,8 +78,7 @@ def test_a_search_that_starts_from_its_result_builds_no_more(seed: int) -> None:
 def test_the_winner_meets_the_sqnr_limit_also_without_one_phase(
     monkeypatch: pytest.MonkeyPatch, seed: int, without: object
 ) -> None:
-    phases = [each for each in Attribution.phases if each is not without]
-    monkeypatch.setattr(Attribution, "phases", phases)
+    monkeypatch.setattr(Attribution, "phases", [each for each in Attribution.phases if each is not without])
     trials, oracle = searched(seed, 38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]
     assert (winner.sqnr_db or 0.0) >= 38.0
