@@ -214,8 +214,6 @@ def test_the_best_format_of_each_block_is_found() -> None:
 
 
 # ---- searches guided by an accuracy oracle, on a device whose noise is additive -----------------------
-
-
 HAS_OPTUNA = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra [optuna] is not installed")
 OPTUNA = pytest.param(OptunaSearch, marks=HAS_OPTUNA)
 STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OPTUNA]
