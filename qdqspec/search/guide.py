@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from qdqspec._core.arrays import Floats
-from qdqspec.accuracy import power_of
 from qdqspec.qdq import SchemeSpace
 from qdqspec.search.blocks import UnitBlock, block_labels
 from qdqspec.search.limits import Limits
@@ -58,8 +57,7 @@ class Guide:
     ``close_db`` above their aim: less takes more predictions, and leaves less of the limit unused. A limit is binding
     if everything quantized is expected within ``binding_db`` of it: a larger one rehearses more candidates. Placements
     ``bracket_db`` below one that missed the metric are not built: a smaller one has fewer builds, and may lose a
-    winner. Labels whose SQNR alone is ``loud_db`` below a binding limit are left out of placements by one rule: a
-    smaller one leaves out labels that may win after all.
+    winner.
     """
 
     oracle: AccuracyOracle | None
@@ -72,17 +70,14 @@ class Guide:
     close_db: float = 0.4
     binding_db: float = 3.0
     bracket_db: float = 1.0
-    loud_db: float = 3.0
     # noise of each (unit, label), once known
     _shares: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     # of predictions over the sum of noise, by the last one
     _offset_db: float = field(default=0.0, init=False)
-    _has_missed: bool = field(default=False, init=False)  # whether a build was below the SQNR limit
 
     def learn(self, trial: Trial) -> None:
         """Learn from a trial; the limits of a search that runs have learnt from it before."""
         self.limits.learn(trial)
-        self._has_missed |= bool(trial.ok and self.limits.excludes(trial.placement))
         if self.oracle is not None:
             self.oracle.learn(trial)
 
@@ -133,7 +128,7 @@ class Guide:
     @property
     def is_bound(self) -> bool:
         """Whether the SQNR limit is binding: a build missed it, or everything quantized is expected near it."""
-        return self.binds and (self._has_missed or self._is_near)
+        return self.binds and (self.limits.is_missed or self._is_near)
 
     @cached_property
     def _is_near(self) -> bool:
@@ -178,14 +173,6 @@ class Guide:
             return known
         others = (self._shares.get((unit, other)) for other in self.space.by_id[unit].labels)
         return max((own for own in others if own is not None), default=0.01)
-
-    def without_loud(self, labels: Mapping[str, Label]) -> dict[str, Label]:
-        """The labels without those whose SQNR alone is clearly below a binding limit: no winner has them."""
-        aim_db = self.limits.aim_db
-        if not self.is_limited or aim_db is None or not self.has_noise:
-            return dict(labels)
-        most = power_of(aim_db - self.loud_db)
-        return {unit: label for unit, label in labels.items() if self.noise_of(unit, label) <= most}
 
     def block_noise(self, blocks: Sequence[UnitBlock], *, is_assumed: bool = False) -> Floats | None:
         """The noise of blocks under each code; ``None`` if unknown, or that of units of equal noise if assumed so."""

@@ -197,6 +197,12 @@ class Limits:
         least, found = self.min_sqnr_db, self.measured_db(placement)
         return least is not None and found is not None and found < least
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether a built placement was below the SQNR limit."""
+        least, found = self.min_sqnr_db, (each.sqnr_db for each in self.known.values())
+        return least is not None and any(db is not None and db < least for db in found)
+
     def measured_db(self, placement: Placement) -> float | None:
         """The SQNR of a placement on all data, or as expected by the first samples; ``None`` if it was not measured."""
         figures = self.figures(placement)

@@ -17,15 +17,13 @@ def uniform(search: Attribution, *, least_db: float = -100.0, predictions: int =
     Neighbours agree as they will in the final placement, so that the time of each operator under each label is
     measured with the least bias. They are built for these times, even if they miss a binding limit and cannot win.
     Under a limit, everything quantized as far as the limit allows is the first, so that slow models have a winner
-    before the time is over: more ``predictions`` leave less of the limit unused, and take longer. Labels that alone
-    exceed the limit are left out, and placements below ``least_db`` are not built: outputs of another shape count as
-    -200 dB.
+    before the time is over: more ``predictions`` leave less of the limit unused, and take longer. Placements below
+    ``least_db`` are not built: outputs of another shape count as -200 dB.
     """
     if any(trial.phase not in ("pure", "seed") for trial in search.trials):
         return  # each other build has told more than these would
     guide = search.guide
-    labels = map(guide.without_loud, pure_labels(search.space))
-    placements = [each for each in map(search.space.resolve, labels) if each.sites]
+    placements = [each for each in map(search.space.resolve, pure_labels(search.space)) if each.sites]
     if placements:
         guide.keeps_metric(placements[0])  # shows whether the limit of the metric is binding
     if guide.is_limited:

